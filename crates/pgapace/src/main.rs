@@ -18,6 +18,7 @@ mod hand_over;
 mod http;
 mod lag;
 mod login_role;
+mod lost_answers;
 mod membership;
 mod native;
 mod observe;

@@ -40,6 +40,8 @@ struct Shared {
     held: Mutex<Held>,
     released: Condvar,
     connections: Mutex<Vec<Connection>>,
+    /// How many connections there have been.
+    opened: AtomicU64,
 }
 
 /// The data that the proxy holds back.
@@ -48,6 +50,8 @@ struct Held {
     all: bool,
     streams: bool,
     answers: bool,
+    /// Connections with a lower number are silent.
+    silent_below: u64,
 }
 
 #[derive(Debug)]
@@ -61,6 +65,8 @@ struct Connection {
 /// One direction of a connection.
 #[derive(Clone)]
 struct Direction {
+    /// Of the connection.
+    number: u64,
     to_client: bool,
     /// Whether the client has sent START_REPLICATION.
     streams: Arc<AtomicBool>,
@@ -88,6 +94,7 @@ impl Proxy {
             held: Mutex::default(),
             released: Condvar::new(),
             connections: Mutex::new(Vec::new()),
+            opened: AtomicU64::new(0),
         });
         let acceptor = Arc::clone(&shared);
         thread::Builder::new()
@@ -138,6 +145,13 @@ impl Proxy {
         self.shared.released.notify_all();
     }
 
+    /// Drops whatever is sent over the connections that there are, although both ends believe that it has arrived. Later
+    /// connections work.
+    pub fn silence_connections(&self) {
+        let mut held = self.shared.held();
+        held.silent_below = self.shared.opened.load(Ordering::Acquire);
+    }
+
     /// Holds back all replication streams after the message that starts them, or releases them.
     /// Other connections are not affected.
     pub fn hold_streams(&self, hold: bool) {
@@ -181,6 +195,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
         self.cut_all();
+        self.shared.held().silent_below = 0;
         self.unfreeze();
         self.hold_streams(false);
         self.hold_answers(false);
@@ -236,6 +251,7 @@ impl Shared {
             connections.push(connection);
         }
         let up = Direction {
+            number: self.opened.fetch_add(1, Ordering::AcqRel),
             to_client: false,
             streams: Arc::default(),
             asks: Arc::default(),
@@ -323,7 +339,11 @@ impl Shared {
     /// Waits while the data of this direction is held back.
     fn wait(&self, direction: &Direction, streamed: bool) {
         let mut held = self.held();
-        while held.all || streamed && held.streams || direction.to_client && held.answers {
+        while held.all
+            || direction.number < held.silent_below
+            || streamed && held.streams
+            || direction.to_client && held.answers
+        {
             held = self.released.wait(held).unwrap_or_else(PoisonError::into_inner);
         }
     }

@@ -43,5 +43,5 @@ pub use session::{
     Column, CopyData, CopyIn, CopyOut, DataRow, DescribedColumn, Param, PreparedStatement, Queued,
     Reply, Row, RowDescription, RowIter, Rows, Session, TransactionStatus, affected_rows,
 };
-pub use stream::Activity;
+pub use stream::{Activity, AnswerWait};
 pub use version::ServerVersion;

@@ -132,7 +132,7 @@ impl Finding {
 pub(crate) struct Report {
     pub(crate) subscription: String,
     pub(crate) findings: Vec<Finding>,
-    /// The failure to connect to one side.
+    /// The failure to connect to one side, or the loss of a connection.
     pub(crate) unreachable: Option<Failure>,
     /// If the subscription tags as far as origins are left.
     pub(super) origins: Option<OriginNeed>,
@@ -240,7 +240,8 @@ impl Reporter<'_> {
         self.report.failure(self.side, topic, failure)
     }
 
-    /// Runs a group of checks. A failure becomes a finding.
+    /// Runs a group of checks. A failure becomes a finding. After a connection was lost, others that need it fail too: they
+    /// find nothing.
     pub(crate) fn group<T>(
         &mut self,
         topic: &'static str,
@@ -249,7 +250,13 @@ impl Reporter<'_> {
         match checks(self) {
             Ok(value) => Some(value),
             Err(failure) => {
-                self.failure(topic, &failure);
+                let is_lost = failure.is_connection_lost();
+                if !is_lost || self.report.unreachable.is_none() {
+                    self.failure(topic, &failure);
+                }
+                if is_lost {
+                    self.report.unreachable.get_or_insert(failure);
+                }
                 None
             }
         }

@@ -8,6 +8,7 @@ use wire::{Activity, ConnInfo, Rows, Session, Startup};
 use crate::config::liveness;
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
+use crate::lost_answers;
 use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
 use crate::same_database::DatabaseIdentity;
@@ -45,12 +46,9 @@ pub(crate) struct SystemIdentity {
 impl Publisher {
     /// `encoding` is the `client_encoding` of all sessions, on both servers.
     pub(crate) fn new(info: ConnInfo, subscription: &str, encoding: &'static str) -> Self {
-        Self {
-            info: Some(info),
-            application_name: subscription.to_owned(),
-            encoding,
-            activity: Activity::default(),
-        }
+        let activity = Activity::default();
+        lost_answers::watch(pooler::Side::Publisher, &info, &activity);
+        Self { info: Some(info), application_name: subscription.to_owned(), encoding, activity }
     }
 
     /// Takes the place of a publisher in a replay. It cannot be queried.

@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
 
 use crate::error::{Class, Failure, Result};
+use crate::lost_answers;
 
 /// How long the orderly way may take after the second signal: the durability session ends within two seconds.
 const INSISTED_PATIENCE: Duration = Duration::from_secs(4);
@@ -82,6 +83,7 @@ impl Shutdown {
                 for signal in &mut signals {
                     let name = signal_name(signal).unwrap_or("unknown");
                     tracing::info!(event = "stop_requested", signal = name, "{first}");
+                    lost_answers::stopping();
                     if signal == SIGHUP {
                         shared.end();
                     } else {

@@ -12,6 +12,7 @@ use crate::check;
 use crate::config::liveness;
 use crate::connecting;
 use crate::error::{Class, Failure, Result};
+use crate::lost_answers;
 use crate::pooler::{self, ConnectionStart, backend_sql};
 use crate::product;
 use crate::same_database::DatabaseIdentity;
@@ -46,6 +47,13 @@ pub(crate) struct Subscriber {
     comparing: Arc<Mutex<Vec<i32>>>,
 }
 
+/// A new activity, of whose sessions none waits for ever for an answer that was lost.
+fn watched(info: &ConnInfo) -> Activity {
+    let activity = Activity::default();
+    lost_answers::watch(pooler::Side::Subscriber, info, &activity);
+    activity
+}
+
 /// The client encoding of all sessions, on both servers, for a subscriber database with this encoding.
 pub(crate) fn client_encoding(of_database: &str) -> &'static str {
     if of_database == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" }
@@ -56,12 +64,12 @@ impl Subscriber {
     /// the database, and whether it has Citus.
     pub(crate) fn new(info: ConnInfo, subscription: &str) -> Self {
         Self {
+            activity: watched(&info),
             info,
             subscription: subscription.to_owned(),
             encoding: "UTF8",
             citus: false,
             lock_table: usize::MAX,
-            activity: Activity::default(),
             comparing: Arc::default(),
         }
     }
@@ -84,7 +92,7 @@ impl Subscriber {
 
     /// The same subscriber, with a separate [`Activity`] for its sessions.
     pub(crate) fn observer(&self) -> Self {
-        Self { activity: Activity::default(), ..self.clone() }
+        Self { activity: watched(&self.info), ..self.clone() }
     }
 
     pub(crate) fn encoding(&self) -> &'static str {

@@ -486,7 +486,10 @@ fn way_back(
     roles.act(&mut config)?;
     // The slot is created by the switchover, and nothing is copied.
     (config.create_slot, config.copy_data) = (true, Some(false));
-    let report = check::check(&config);
+    let mut report = check::check(&config);
+    if let Some(failure) = report.unreachable.take_if(|failure| failure.is_connection_lost()) {
+        return Err(failure);
+    }
     // The role was tried by itself.
     let blockers = report.findings.iter().filter(|finding| {
         finding.severity == Severity::Blocker && finding.topic != check::REPLICATION

@@ -137,3 +137,48 @@ fn a_server_that_has_become_silent_is_named() -> Result<()> {
     }
     Ok(())
 }
+
+/// The connection is not lost, so TCP notices nothing, and a statement may take as long as it wants.
+#[test]
+fn a_start_whose_answer_was_lost_is_tried_again() -> Result<()> {
+    let site = Site::new(18, 18)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let proxy = Proxy::in_front_of(&site.subscriber)?;
+    let program = site.program_between(&site.publisher.conninfo(DB), &proxy.conninfo(DB));
+    expect_exit(&mut site.spawn(&program.clone().args(["--until", "current"]))?, 0, &[])?;
+    let mut holder = site.subscriber.connect(DB)?;
+    holder.simple_query("BEGIN; LOCK TABLE pgapace.subscription")?;
+    let mut run = site.spawn(&program)?;
+    let blocked = "SELECT count(*) > 0 FROM pg_locks WHERE relation = 'pgapace.subscription'::regclass AND NOT granted";
+    wait_while_running(&mut run, "the start to wait for the lock", PATIENCE, || {
+        Ok(site.subscriber.query_one_text(DB, blocked)? == "t")
+    })?;
+    proxy.silence_connections();
+    holder.simple_query("COMMIT")?;
+    wait_for_event(&mut run, "answer_lost", PATIENCE)?;
+    site.publisher.sql(DB, "INSERT INTO t VALUES (1)")?;
+    site.wait_until_applied(&mut run)?;
+    assert_eq!(run.events("answer_lost"), 1, "{}", run.log());
+    run.terminate()?;
+    expect_exit(&mut run, 0, &[])
+}
+
+/// A statement that is canceled ends with an answer, too.
+#[test]
+fn a_signal_ends_a_verb_whose_answer_was_lost() -> Result<()> {
+    let site = Site::new(15, 15)?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    let proxy = Proxy::in_front_of(&site.publisher)?;
+    let (publisher, subscriber) = (proxy.conninfo(DB), site.subscriber.conninfo(DB));
+    let program = site.program_between(&publisher, &subscriber).args(["--until", "current"]);
+    expect_exit(&mut site.spawn(&program)?, 0, &[])?;
+    let mut writer = site.publisher.connect(DB)?;
+    writer.simple_query("BEGIN; INSERT INTO t VALUES (1)")?;
+    let mut verify = site.spawn(&Tool::new(publisher, subscriber, NAME).program("verify"))?;
+    wait_for_event(&mut verify, "slot_waits", PATIENCE)?;
+    proxy.silence_connections();
+    writer.simple_query("COMMIT")?;
+    verify.interrupt()?;
+    wait_for_event(&mut verify, "answer_lost", PATIENCE)?;
+    expect_exit(&mut verify, 11, &["error: stopped"])
+}

@@ -129,6 +129,7 @@ impl Session {
     /// its own. Cancel requests keep the key that was received.
     pub fn set_backend_pid(&mut self, pid: i32) {
         self.backend_pid = pid;
+        self.channel.set_backend_pid(pid);
     }
 
     /// A handle with which any thread can cancel the running statement.
@@ -166,7 +167,7 @@ impl Session {
 
     /// Counts waits for the server there from now on.
     pub fn set_activity(&mut self, activity: &Activity) {
-        self.channel.set_activity(activity);
+        self.channel.set_activity(activity, self.backend_pid);
     }
 
     /// How many commits of this session have ended their wait for synchronous standbys because it was canceled.

@@ -1,7 +1,7 @@
 //! Waits of several sessions, as another thread sees them.
 
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use socket2::Socket;
@@ -24,8 +24,53 @@ struct Member {
     activity: Activity,
     /// The session alone keeps its socket open.
     socket: Weak<Socket>,
+    backend_pid: AtomicI32,
     waits: AtomicBool,
+    /// How many waits have ended with something to read or to write.
+    answered: AtomicU64,
     given_up: AtomicBool,
+}
+
+impl Member {
+    /// The session has lost its connection, and its wait ends at once. Returns whether it still has a connection.
+    fn give_up(&self) -> bool {
+        let Some(socket) = self.socket.upgrade() else { return false };
+        self.given_up.store(true, Ordering::Release);
+        // A socket that cannot be shut down has lost its connection already.
+        let _ = socket.shutdown(Shutdown::Both);
+        true
+    }
+}
+
+/// A wait of one session for its server, as another thread has seen it.
+#[derive(Debug)]
+pub struct AnswerWait {
+    session: Weak<Member>,
+    answered: u64,
+}
+
+impl AnswerWait {
+    /// The process ID of the session's backend, if the session still waits for the same answer: it has received nothing
+    /// since.
+    #[must_use]
+    pub fn waiting_backend(&self) -> Option<i32> {
+        let session = self.session.upgrade()?;
+        let is_same = session.answered.load(Ordering::Acquire) == self.answered;
+        is_same.then(|| session.backend_pid.load(Ordering::Relaxed))
+    }
+
+    /// Whether both are waits of one session for one answer.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.session.ptr_eq(&other.session) && self.answered == other.answered
+    }
+
+    /// Gives the session up ([`Activity::give_up_waiting`]) if it still waits for the same answer.
+    #[must_use]
+    pub fn give_up(&self) -> bool {
+        let Some(session) = self.session.upgrade() else { return false };
+        session.answered.load(Ordering::Acquire) == self.answered && session.give_up()
+    }
 }
 
 impl Activity {
@@ -53,23 +98,40 @@ impl Activity {
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = false;
         for session in sessions.iter().filter_map(Weak::upgrade) {
-            if !session.waits.load(Ordering::Acquire) {
-                continue;
+            if session.waits.load(Ordering::Acquire) {
+                found |= session.give_up();
             }
-            let Some(socket) = session.socket.upgrade() else { continue };
-            session.given_up.store(true, Ordering::Release);
-            found = true;
-            // A socket that cannot be shut down has lost its connection already.
-            let _ = socket.shutdown(Shutdown::Both);
         }
         found
     }
 
-    fn enter(&self, socket: &Arc<Socket>) -> Arc<Member> {
+    /// The sessions that wait for their server now.
+    #[must_use]
+    pub fn waits(&self) -> Vec<AnswerWait> {
+        let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = sessions.iter().filter_map(Weak::upgrade);
+        let waiting = open.filter(|session| session.waits.load(Ordering::Acquire));
+        waiting
+            .map(|session| AnswerWait {
+                answered: session.answered.load(Ordering::Acquire),
+                session: Arc::downgrade(&session),
+            })
+            .collect()
+    }
+
+    /// Whether nobody else can use it any more.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    fn enter(&self, socket: &Arc<Socket>, backend_pid: i32) -> Arc<Member> {
         let member = Arc::new(Member {
             activity: self.clone(),
             socket: Arc::downgrade(socket),
+            backend_pid: AtomicI32::new(backend_pid),
             waits: AtomicBool::new(false),
+            answered: AtomicU64::new(0),
             given_up: AtomicBool::new(false),
         });
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,8 +147,12 @@ impl Activity {
 pub(crate) struct ActiveSession(Arc<Member>);
 
 impl ActiveSession {
-    pub(crate) fn new(activity: &Activity, socket: &Arc<Socket>) -> Self {
-        Self(activity.enter(socket))
+    pub(crate) fn new(activity: &Activity, socket: &Arc<Socket>, backend_pid: i32) -> Self {
+        Self(activity.enter(socket, backend_pid))
+    }
+
+    pub(crate) fn set_backend_pid(&self, pid: i32) {
+        self.0.backend_pid.store(pid, Ordering::Relaxed);
     }
 
     /// Counts a wait until the answer is dropped.
@@ -94,6 +160,11 @@ impl ActiveSession {
         self.0.activity.0.now.fetch_add(1, Ordering::Relaxed);
         self.0.waits.store(true, Ordering::Release);
         ActivityWait(&self.0)
+    }
+
+    /// The server has sent something, or takes more.
+    pub(crate) fn note_answer(&self) {
+        self.0.answered.fetch_add(1, Ordering::AcqRel);
     }
 
     /// See [`Activity::give_up_waiting`].

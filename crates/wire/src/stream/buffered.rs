@@ -95,13 +95,24 @@ impl Buffered {
     }
 
     /// Counts waits for the server there from now on.
-    pub(crate) fn set_activity(&mut self, activity: &Activity) {
-        self.activity = Some(ActiveSession::new(activity, self.stream.socket()));
+    pub(crate) fn set_activity(&mut self, activity: &Activity, backend_pid: i32) {
+        self.activity = Some(ActiveSession::new(activity, self.stream.socket(), backend_pid));
+    }
+
+    pub(crate) fn set_backend_pid(&self, pid: i32) {
+        if let Some(session) = &self.activity {
+            session.set_backend_pid(pid);
+        }
     }
 
     fn wait(&self, want: Want, deadline: Option<Instant>) -> io::Result<Option<Ready>> {
-        let _wait = self.activity.as_ref().map(ActiveSession::wait);
-        self.stream.wait(want, None, deadline)
+        let Some(session) = &self.activity else { return self.stream.wait(want, None, deadline) };
+        let _wait = session.wait();
+        let ready = self.stream.wait(want, None, deadline);
+        if matches!(ready, Ok(Some(_))) {
+            session.note_answer();
+        }
+        ready
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -494,7 +505,7 @@ mod tests {
     fn channel(activity: &Activity) -> (Socket, Buffered) {
         let (server, client) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         let mut channel = Buffered::new(Stream::on(client));
-        channel.set_activity(activity);
+        channel.set_activity(activity, 7);
         (server, channel)
     }
 
@@ -516,6 +527,35 @@ mod tests {
         assert_eq!(idle.next(None).unwrap().tag, b'Z');
         drop(server);
         assert!(matches!(idle.next(None), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn a_wait_is_known_until_its_answer_arrives() {
+        let activity = Activity::default();
+        let (mut server, mut channel) = channel(&activity);
+        let waiter = std::thread::spawn(move || {
+            let first = channel.next(None).map(|message| message.tag);
+            (first, channel.next(None).map(drop), channel.is_broken())
+        });
+        let waits = || loop {
+            match activity.waits().pop() {
+                Some(wait) => return wait,
+                None => std::thread::yield_now(),
+            }
+        };
+        let first = waits();
+        assert!(first.is(&waits()));
+        assert_eq!(first.waiting_backend(), Some(7));
+        server.write_all(b"Z\0\0\0\x05I").unwrap();
+        while first.waiting_backend().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(!first.give_up());
+        let second = waits();
+        assert!(!first.is(&second) && second.give_up());
+        assert!(matches!(waiter.join().unwrap(), (Ok(b'Z'), Err(Error::Timeout), true)));
+        assert!(!second.give_up());
+        assert!(activity.is_abandoned());
     }
 
     #[test]

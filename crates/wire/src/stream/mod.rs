@@ -10,7 +10,7 @@ mod tls;
 mod user_timeout;
 
 pub(crate) use activity::ActiveSession;
-pub use activity::Activity;
+pub use activity::{Activity, AnswerWait};
 pub(crate) use buffered::{Buffered, MAX_MESSAGE, Message, from_io, header};
 pub(crate) use notices::log_notice;
 pub(crate) use socket::{Address, SocketOptions, peer_uid};

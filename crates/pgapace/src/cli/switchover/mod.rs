@@ -350,9 +350,10 @@ fn way_back_owner(config: &Config, stop: &Shutdown) -> Result<Option<OwnerProces
     let deadline = Instant::now() + WAY_BACK_WITHIN;
     let over = || Instant::now() >= deadline || stop.requested();
     loop {
-        let owner = subscriber
-            .connect(Purpose::Look)
-            .and_then(|mut session| wait_for_owner(&mut session, &config.name, &over));
+        let owner = subscriber.connect(Purpose::Look).and_then(|mut session| {
+            session.set_read_timeout(Some(WAY_BACK_WITHIN));
+            wait_for_owner(&mut session, &config.name, &over)
+        });
         match owner {
             Err(failure) if failure.is_transient() && !over() => {}
             result => return result,
