@@ -2,6 +2,7 @@
 
 mod changes;
 mod columns;
+mod declared;
 mod shared;
 mod summary;
 
@@ -17,6 +18,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::subscriber::catalogue::{CatalogueReader, TableFacts};
 use crate::subscriber::storage::{self, TableStorage};
 use crate::tablesync::check_absent;
+use declared::Lacking;
 use shared::Shared;
 
 const SIDE: Side = Side::Subscriber;
@@ -37,6 +39,7 @@ const TOPICS: [&str; 9] = [
 ];
 
 struct Checker<'a, 'r> {
+    publisher: &'a mut Session,
     session: &'a mut Session,
     config: &'a Config,
     known: &'a SubscriptionState,
@@ -47,6 +50,8 @@ struct Checker<'a, 'r> {
     missing: Vec<TableName>,
     shared: Shared,
     asked: Asked,
+    /// Columns that the subscriber lacks.
+    lacking: Lacking,
 }
 
 /// Checks all tables.
@@ -65,6 +70,7 @@ pub(super) fn check(
         shared::report((&mut *publisher, &mut *session), (config, known), published, reporter)
     });
     let mut checker = Checker {
+        publisher,
         session,
         config,
         known,
@@ -73,9 +79,11 @@ pub(super) fn check(
         missing: Vec::new(),
         shared: shared.unwrap_or_default(),
         asked: Asked::default(),
+        lacking: Lacking::default(),
     };
     let before = checker.reporter.report.findings.len();
-    let (session, reporter) = (&mut *checker.session, &mut *checker.reporter);
+    let (publisher, session) = (&mut *checker.publisher, &mut *checker.session);
+    let reporter = &mut *checker.reporter;
     reporter.group("schema", |reporter| schemas(session, known, published, reporter));
     reporter.group("types", |reporter| types::missing(publisher, session, published, reporter));
     reporter.group("storage", |reporter| storage(session, published, reporter));
@@ -193,6 +201,10 @@ impl Checker<'_, '_> {
             let tables = found.iter().filter_map(|found| found.as_ref().ok()?.as_ref());
             let tables: Vec<_> = tables.map(|found| &found.table).collect();
             self.asked = Asked::read(self.session, &tables)?;
+            let pairs = published.iter().zip(&found);
+            let pairs =
+                pairs.filter_map(|(one, found)| Some((one, &found.as_ref().ok()?.as_ref()?.table)));
+            self.lacking = Lacking::read((&mut *self.publisher, &mut *self.session), pairs)?;
             Ok(found)
         });
         let found = match read {

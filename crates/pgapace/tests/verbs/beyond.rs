@@ -8,7 +8,7 @@ use crate::verbs::json;
 
 const PAIRS: [(u16, u16); 2] = [(15, 15), (18, 18)];
 
-fn found(case: &Case, topic: &str) -> Vec<Value> {
+pub(super) fn found(case: &Case, topic: &str) -> Vec<Value> {
     found_with(case, topic, &[])
 }
 
@@ -19,12 +19,12 @@ fn found_with(case: &Case, topic: &str, more: &[&str]) -> Vec<Value> {
     lines.into_iter().filter(|line| line["topic"] == topic).collect()
 }
 
-fn message(line: &Value) -> &str {
+pub(super) fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 
 #[track_caller]
-fn mend_all(case: &Case, lines: &[Value]) {
+pub(super) fn mend_all(case: &Case, lines: &[Value]) {
     for fix in lines.iter().filter_map(|line| line["fix"].as_str()) {
         mend(case.subscriber.cluster, &case.subscriber.name, fix);
     }

@@ -9,6 +9,7 @@ mod configuration;
 mod drop;
 mod findings;
 mod passwords;
+mod printed_sql;
 mod recorded_settings;
 mod same_database;
 mod sequences;

@@ -4,6 +4,7 @@ use wire::quote_ident;
 
 use super::{Checker, SIDE};
 use crate::check::failed;
+use crate::cli::table_name::shell_word;
 use crate::error::Result;
 use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::subscriber::catalogue::{Column, Identity, Table};
@@ -15,36 +16,39 @@ impl Checker<'_, '_> {
         let mut fits = true;
         let mut compared = Vec::new();
         for column in &published.columns {
-            let quoted = quote_ident(&column.name);
             let Some((_, local)) = table.column(&column.name) else {
                 fits = false;
-                self.reporter
-                    .block(
-                        "columns",
-                        format!("table {name} lacks published column {}", column.name),
-                    )
-                    .on(&name)
-                    .sql(format!(
-                        "ALTER TABLE {} ADD COLUMN {quoted} {};",
-                        table.sql_name(),
-                        column.type_name
-                    ));
+                let addition = self.lacking.addition(table, column);
+                let mut message = format!("table {name} lacks published column {}", column.name);
+                if let Some(left) = &addition.left {
+                    message = format!("{message}. {left}");
+                }
+                // A copy that is still to come brings the values.
+                if addition.differs && !self.known.to_copy(self.config, published) {
+                    message = format!(
+                        "{message}. Rows that exist may have other values on the publisher: afterwards, pgapace \
+                         resync {}",
+                        shell_word(&published.name)
+                    );
+                }
+                self.reporter.block("columns", message).on(&name).sql(addition.sql);
                 continue;
             };
             if local.generated {
                 fits = false;
-                let fix = self.ungenerate(table, column)?;
-                self.reporter
-                    .block(
-                        "columns",
-                        format!(
-                            "published column {} is a generated column of table {name}. Make it a \
-                             plain column, or exclude it with a column list in the publication",
-                            column.name
-                        ),
-                    )
-                    .on(&name)
-                    .sql(fix);
+                let (fix, empties) = self.ungenerate(table, column)?;
+                let mut message = format!(
+                    "published column {} is a generated column of table {name}. Make it a plain column, or exclude it \
+                     with a column list in the publication",
+                    column.name
+                );
+                if empties && !self.known.to_copy(self.config, published) {
+                    message = format!(
+                        "{message}. The statement leaves NULL in rows that exist: afterwards, pgapace resync {}",
+                        shell_word(&published.name)
+                    );
+                }
+                self.reporter.block("columns", message).on(&name).sql(fix);
                 continue;
             }
             compared.push((column, local));
@@ -53,7 +57,8 @@ impl Checker<'_, '_> {
         Ok(fits)
     }
 
-    fn ungenerate(&mut self, table: &Table, column: &PublishedColumn) -> Result<String> {
+    /// The SQL that makes a generated column a plain one, and whether that loses its values.
+    fn ungenerate(&mut self, table: &Table, column: &PublishedColumn) -> Result<(String, bool)> {
         let rows = self
             .session
             .query(
@@ -66,9 +71,11 @@ impl Checker<'_, '_> {
         let name = table.sql_name();
         Ok(if rows.first().is_some_and(|row| row.get(0) == Some("v")) {
             let declared = &column.type_name;
-            format!("ALTER TABLE {name} DROP COLUMN {quoted}, ADD COLUMN {quoted} {declared};")
+            let sql =
+                format!("ALTER TABLE {name} DROP COLUMN {quoted}, ADD COLUMN {quoted} {declared};");
+            (sql, true)
         } else {
-            format!("ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;")
+            (format!("ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;"), false)
         })
     }
 
