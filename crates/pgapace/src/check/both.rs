@@ -4,8 +4,8 @@ use wire::Session;
 
 use crate::check::report::{Report, Reporter, Side};
 use crate::check::{
-    Settings, SubscriptionState, disk, indexes, listed, opposite, same_rows, schema_tools, tables,
-    types, uncarried,
+    Settings, SubscriptionState, disk, indexes, listed, opposite, partitions, same_rows,
+    schema_tools, tables, types, uncarried,
 };
 use crate::config::Subscription as Config;
 use crate::error::Result;
@@ -63,6 +63,10 @@ pub(super) fn check(
     });
     let sessions = (&mut *publisher_session, &mut *subscriber_session);
     tables::check(sessions, config, known, published, &mut reporter);
+    reporter.group("partitions", |reporter| {
+        let sessions = (&mut *publisher_session, &mut *subscriber_session);
+        partitions::check(sessions, config, published, reporter)
+    });
     reporter.group("indexes", |reporter| {
         indexes::check(publisher_session, subscriber_session, published, reporter)
     });

@@ -11,6 +11,7 @@ mod indexes;
 pub(crate) mod limits;
 pub(crate) mod opposite;
 pub(crate) mod origins;
+pub(crate) mod partitions;
 mod password_expiry;
 mod program;
 mod protection;

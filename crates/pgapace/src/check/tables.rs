@@ -91,7 +91,7 @@ pub(super) fn check(
     for some in published.chunks(TABLES_AT_ONCE) {
         checker.tables(&mut catalogue, some);
     }
-    checker.report_missing(published.len());
+    checker.report_missing(published);
     if let Err(failure) = checker.report_filled() {
         checker.reporter.failure("rows", &failure);
     }

@@ -24,8 +24,8 @@ pub(crate) fn dump_command(tables: &[&TableName], publisher: &str, subscriber: &
         Vec::new()
     };
     format!(
-        "pg_dump --schema-only --no-owner --no-publications --no-subscriptions {}{publisher} | \
-         psql {subscriber}",
+        "pg_dump --schema-only --no-owner --no-privileges --no-publications --no-subscriptions {}{publisher} | psql \
+         {subscriber}",
         patterns.concat()
     )
 }

@@ -21,6 +21,7 @@ use super::verify_at_end;
 use super::way_back::WayBack;
 use crate::check;
 use crate::check::opposite;
+use crate::check::partitions::detached;
 use crate::check::report::{Fix, Severity};
 use crate::error::{Failure, Result};
 use crate::lag::{self, Absence};
@@ -127,6 +128,8 @@ fn find(sides: &mut Sides<'_>, request: &Request<'_>) -> Result<Findings> {
     let (unset, unimportant) = sequences::set(sides.control, &found, &options)?.reasons();
     problems.extend(unset);
     notes.extend(unimportant.into_iter().map(|reason| format!("sequence {reason}")));
+    let detached = detached((&mut *sides.source, &mut *sides.control), &tables)?;
+    notes.extend(detached.iter().map(|found| format!("warning: {}", found.message())));
     // The way back has its state on the publisher.
     if request.back.is_some()
         && let Some(found) = exposed::find(sides.source, sides.control)?

@@ -1,12 +1,16 @@
 //! Problems that are reported once for all tables, because one step mends them.
 
+use std::collections::HashSet;
+
 use engine::table_sync::TableSyncState;
 
 use super::Checker;
+use crate::check::partitions::lacking_above;
 use crate::check::report::{Finding, Severity};
 use crate::check::shown_conninfo;
 use crate::error::Result;
 use crate::publisher::dump_command::dump_command;
+use crate::publisher::publication::PublishedTable;
 use crate::subscriber::state::{self, Phase};
 
 /// Most tables that one statement of a fix names.
@@ -14,15 +18,26 @@ const NAMED: usize = 50;
 
 impl Checker<'_, '_> {
     /// The fix is one command for all tables: pg_dump orders them by their dependencies.
-    pub(super) fn report_missing(&mut self, published: usize) {
-        let names: Vec<_> = self.missing.iter().collect();
+    pub(super) fn report_missing(&mut self, published: &[PublishedTable]) {
+        if self.missing.is_empty() {
+            return;
+        }
+        let missing: HashSet<_> = self.missing.iter().collect();
+        let missing: Vec<_> = published.iter().filter(|one| missing.contains(&one.name)).collect();
+        let sessions = (&mut *self.publisher, &mut *self.session);
+        // Without them, pg_dump has partitions that it cannot attach.
+        let above = self.reporter.group("table", |_| lacking_above(sessions, &missing));
+        let above = above.unwrap_or_default();
+        let mut names: Vec<_> = self.missing.iter().chain(&above).collect();
+        names.sort_unstable();
+        names.dedup();
         let command = dump_command(
             &names,
             &shown_conninfo(&self.config.publisher),
             &shown_conninfo(&self.config.subscriber),
         );
         let is_new = self.known.settled().is_none() && self.known.is_read;
-        let hint = if self.missing.len() == published && is_new {
+        let hint = if self.missing.len() == published.len() && is_new {
             "; the first run creates all tables with --copy-schema"
         } else {
             ""
