@@ -4,8 +4,8 @@ use wire::Session;
 
 use crate::check::report::{Report, Reporter, Side};
 use crate::check::{
-    Settings, SubscriptionState, disk, indexes, listed, opposite, partitions, same_rows,
-    schema_tools, tables, types, uncarried,
+    Settings, SubscriptionState, definitions, disk, indexes, listed, opposite, partitions,
+    same_rows, schema_tools, tables, uncarried,
 };
 use crate::config::Subscription as Config;
 use crate::error::Result;
@@ -76,7 +76,7 @@ pub(super) fn check(
         uncarried::materialized_views(sessions, published, created, reporter)
     });
     reporter.group("types", |reporter| {
-        types::enums(publisher_session, subscriber_session, published, reporter)
+        definitions::check(publisher_session, subscriber_session, published, reporter)
     });
     if known.creates_tables(config) {
         reporter.side = Side::Program;

@@ -6,6 +6,7 @@
 mod asked;
 mod both;
 mod connections;
+mod definitions;
 mod disk;
 mod indexes;
 pub(crate) mod limits;

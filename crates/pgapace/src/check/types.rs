@@ -1,11 +1,10 @@
-//! Types of the publisher that the subscriber needs for missing tables and columns, and does not have; and labels that
-//! its enums lack.
+//! Types of the publisher that the subscriber needs for missing tables and columns, and does not have.
 //!
 //! The statements that create tables and columns name these types, and `pg_dump --table` leaves them out.
 
 use std::collections::{BTreeMap, HashSet};
 
-use wire::{Session, quote_literal};
+use wire::Session;
 
 use crate::check::failed;
 use crate::check::report::{Reporter, Side};
@@ -113,55 +112,6 @@ pub(super) fn missing(
             }
         };
         reporter.block("types", message).on(&name).sql(create);
-    }
-    Ok(())
-}
-
-/// Reports labels that the subscriber's enums lack. The first row with such a label stops the
-/// subscription.
-pub(super) fn enums(
-    publisher_session: &mut Session,
-    subscriber_session: &mut Session,
-    published: &[PublishedTable],
-    reporter: &mut Reporter<'_>,
-) -> Result<()> {
-    let oids: HashSet<u32> = published
-        .iter()
-        .flat_map(|table| table.columns.iter().map(|column| column.base_type))
-        .collect();
-    let oids: Vec<_> = oids.into_iter().collect();
-    let doing = "reading the labels of enums";
-    let labels = publisher_session
-        .query(
-            "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
-             FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY ($1::pg_catalog.oid[]) \
-             ORDER BY 1, e.enumsortorder",
-            &[Some(&oid_array(&oids))],
-        )
-        .map_err(|e| failed(Side::Publisher, &e, doing))?;
-    let existing = subscriber_session
-        .query(
-            "SELECT pg_catalog.format_type(e.enumtypid, NULL), e.enumlabel \
-             FROM pg_catalog.pg_enum e",
-            &[],
-        )
-        .map_err(|e| failed(Side::Subscriber, &e, doing))?;
-    let pair = |row: wire::Row<'_>| Ok((field::<String>(&row, 0)?, field::<String>(&row, 1)?));
-    let existing: HashSet<_> = existing.iter().map(pair).collect::<Result<_>>()?;
-    for row in labels.iter() {
-        let (name, label) = pair(row)?;
-        // A type that does not exist is reported with its columns.
-        if !existing.contains(&(name.clone(), label.clone()))
-            && existing.iter().any(|(known, _)| *known == name)
-        {
-            reporter
-                .warn(
-                    "types",
-                    format!("enum {name} lacks label {label:?}, which the publisher has"),
-                )
-                .on(&name)
-                .sql(format!("ALTER TYPE {name} ADD VALUE {};", quote_literal(&label)));
-        }
     }
     Ok(())
 }

@@ -177,3 +177,33 @@ fn partitions_that_stand_alone_on_the_subscriber_are_named_and_attached() {
         case.expect_equal(&["orders"]);
     });
 }
+
+/// Labels cannot change their places afterwards.
+#[test]
+fn labels_that_an_enum_lacks_are_added_where_the_publisher_has_them() {
+    on_versions(&VERSIONS, |case| {
+        case.both(
+            "CREATE TYPE st AS ENUM ('new', 'sent'); CREATE DOMAIN sent AS st; CREATE TYPE parcel AS (st st[]);
+             CREATE TABLE t (id int PRIMARY KEY, st st); CREATE TABLE u (id int PRIMARY KEY, d sent, p parcel)",
+        );
+        case.publisher.sql("CREATE TYPE m AS ENUM ('a', 'b', 'c')");
+        case.subscriber.sql("CREATE TYPE m AS ENUM ('c', 'a', 'own')");
+        case.replicate("CREATE TABLE other (id int PRIMARY KEY, m m[])");
+        case.publisher.sql(
+            "ALTER TYPE st ADD VALUE 'packed' BEFORE 'sent'; ALTER TYPE st ADD VALUE 'it''s back';
+             ALTER TYPE st ADD VALUE 'labelled' BEFORE 'sent'",
+        );
+        let lines = found(&case, "types");
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        mend_all(&case, &lines);
+        let order = "SELECT enum_range(NULL::st)";
+        assert_eq!(case.subscriber.value(order), "{new,packed,labelled,sent,\"it's back\"}");
+        assert_eq!(case.subscriber.value(order), case.publisher.value(order));
+        let left = found(&case, "types");
+        let [line] = &left[..] else { panic!("{left:#?}") };
+        assert!(
+            message(line).contains("another order on the subscriber (c, a, b) than"),
+            "{line:#}"
+        );
+    });
+}
