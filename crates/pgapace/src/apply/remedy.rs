@@ -9,6 +9,7 @@ use crate::apply::user_code;
 use crate::encoding_error::{self, Origin};
 use crate::error::{Offender, TEMP_FILES_REMEDY, exceeds_temp_file_limit};
 use crate::sqlstate;
+use crate::subscriber::catalogue::Column;
 use crate::subscriber::conflict::ConflictType;
 use crate::subscriber::mapping::TableMap;
 use crate::subscriber::missing_label;
@@ -35,7 +36,11 @@ pub(crate) fn remedy_of_error(
         _ if missing_label::is_reported(said) => {
             let columns =
                 map.into_iter().flat_map(|map| (0..map.columns.len()).map(|i| map.local(i)));
-            let enums = columns.filter(|column| column.type_kind == 'e');
+            // The statement is for the enum below a domain, which the message names.
+            let is_enum = |column: &&Column| {
+                column.type_kind == 'e' && column.declared_type == column.base_type
+            };
+            let enums = columns.filter(is_enum);
             missing_label::hint(said, enums.map(|column| column.type_name.as_str()))
         }
         sqlstate::STRING_DATA_RIGHT_TRUNCATION
@@ -175,10 +180,17 @@ fn of_value(said: &ServerError, offender: &Offender, map: Option<&TableMap>) -> 
         );
     }
     if changes.is_empty() {
-        return format!(
-            "The columns of {own} have the publisher's types. Another object of the subscriber does not accept the \
-             value: an index expression, a generated column, a CHECK, a trigger, or a domain. Correct or drop it"
-        );
+        let another = "nother object of the subscriber does not accept the value: an index expression, a generated column, \
+                       a CHECK, a trigger, or a domain. Correct or drop it";
+        let alike = map.map(|map| map.named_alike.join(", ")).filter(|names| !names.is_empty());
+        return match alike {
+            None => format!("The columns of {own} have the publisher's types. A{another}"),
+            Some(names) => format!(
+                "The columns of {own} have types of the same names as the publisher's. Perhaps one of them is defined in \
+                 another way ({names}): pgapace check says how; ALTER TYPE or ALTER DOMAIN, or create it anew. If not, \
+                 a{another}"
+            ),
+        };
     }
     format!(
         "The value does not fit the type of its column on the subscriber. Change that to the \

@@ -12,7 +12,7 @@ use rustc_hash::FxHashSet;
 
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
-use crate::subscriber::catalogue::{Equality, Identity, Key, KeyColumn, Table};
+use crate::subscriber::catalogue::{Column, Equality, Identity, Key, KeyColumn, Table};
 use crate::subscriber::citus::Placement;
 use crate::subscriber::conflict::TablePolicy;
 use crate::subscriber::constraints::Constraints;
@@ -85,6 +85,8 @@ pub(crate) struct TableMap {
     /// Published columns whose type is another one on the subscriber, with the publisher's type if it is known:
     /// for hints.
     pub(crate) unlike: Vec<(usize, Option<String>)>,
+    /// See [`Self::named_alike`]: for hints.
+    pub(crate) named_alike: Vec<String>,
     /// The tables of the run, this one or others, of which the log says already that they lack values.
     pub(crate) told_lacking: ToldTables,
     /// Whether the table has still the definition that it was mapped by.
@@ -190,6 +192,7 @@ impl TableMap {
             identity_changes: Term::default(),
             conflicts: None,
             unlike: Vec::new(),
+            named_alike: Vec::new(),
             told_lacking: ToldTables::default(),
             definition: Definition::default(),
         })
@@ -233,16 +236,41 @@ impl TableMap {
         Self { conflicts, ..self }
     }
 
-    /// Published columns whose values have another type or modifier on the subscriber.
+    /// Published columns whose values have another type or modifier on the subscriber. Of types that are not built in, the
+    /// OIDs differ between servers, so they are told apart by name.
     pub(crate) fn unlike(&self, types: &PublisherTypes) -> Vec<usize> {
         let is_unlike = |remote: &usize| {
             let (sent, local) = (types.sent(&self.remote.columns[*remote]), self.local(*remote));
-            // OIDs of enums and the like differ between servers.
             let is_other =
                 sent.oid != local.base_type && (sent.kind, local.type_kind) != ('e', 'e');
-            is_other || sent.modifier != local.type_modifier
+            (is_other || sent.modifier != local.type_modifier)
+                && !self.has_type_of_same_name(*remote, types)
         };
         (0..self.columns.len()).filter(is_unlike).collect()
+    }
+
+    fn has_type_of_same_name(&self, remote: usize, types: &PublisherTypes) -> bool {
+        types.names.is_named(&self.remote.columns[remote], &self.local(remote).type_name)
+    }
+
+    /// Names of types that the publisher has, too, and may define in another way: composite types, domains, ranges, and
+    /// arrays of them. An error names the label that an enum lacks.
+    pub(crate) fn named_alike(&self, types: &PublisherTypes) -> Vec<String> {
+        let is_defined = |local: &Column| {
+            local.declared_type != local.base_type
+                || local.is_array
+                || matches!(local.type_kind, 'c' | 'r' | 'm')
+        };
+        let alike =
+            (0..self.columns.len()).filter(|remote| self.has_type_of_same_name(*remote, types));
+        let mut names: Vec<_> = alike
+            .map(|remote| self.local(remote))
+            .filter(|local| is_defined(local))
+            .map(|local| local.type_name.clone())
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// Whether sets of updates send whole rows.

@@ -22,10 +22,14 @@ pub(crate) fn hint<'a>(said: &ServerError, enums: impl Iterator<Item = &'a str>)
     enums.dedup();
     let is_plain =
         |name: &&str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
-    let name = match enums.as_slice() {
-        [name] => Some(*name),
-        [] => before.and_then(|text| text.rsplit(' ').next()).filter(is_plain),
-        _ => enums.into_iter().find(|name| before.is_some_and(|text| text.ends_with(name))),
+    let name = match (before, enums.as_slice()) {
+        // It may be an enum in an array or below a domain, which no column names.
+        (Some(text), _) => {
+            let plain = text.rsplit(' ').next().filter(is_plain);
+            enums.iter().copied().find(|name| text.ends_with(name)).or(plain)
+        }
+        (None, [name]) => Some(*name),
+        (None, _) => None,
     };
     let name = name.unwrap_or("…");
     format!(

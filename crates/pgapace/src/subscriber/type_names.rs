@@ -32,6 +32,11 @@ impl TypeNames {
         self.others.extend(others.map(|column| (column.declared_type, column.type_name.clone())));
     }
 
+    /// Whether a column's type is one of those that have another OID on each server, and this is its name.
+    pub(crate) fn is_named(&self, column: &RemoteColumn, name: &str) -> bool {
+        self.others.get(&column.type_oid.0).is_some_and(|known| known == name)
+    }
+
     /// The name of each column's type.
     pub(crate) fn of(
         &mut self,

@@ -14,6 +14,7 @@ mod history;
 mod large;
 mod network;
 mod opposite_standbys;
+mod other_definitions;
 mod privilege_hints;
 pub(crate) mod privileges;
 mod promoted_copy;

@@ -168,6 +168,7 @@ impl Tables {
         let columns: Vec<_> = unlike.iter().map(|index| &remote.columns[*index]).collect();
         let names = self.types.names.of(session, &columns)?;
         map.unlike = unlike.into_iter().zip(names).collect();
+        map.named_alike = map.named_alike(&self.types);
         map.told_lacking = self.told_lacking.clone();
         map.definition = Definition::counted_by(&self.definitions);
         map = map.with_constraints(&constraints, &self.types, self.locking);
