@@ -75,6 +75,10 @@ pub(super) fn check(
         let created = known.creates_tables(config);
         uncarried::materialized_views(sessions, published, created, reporter)
     });
+    reporter.group("columns", |reporter| {
+        let sessions = (&mut *publisher_session, &mut *subscriber_session);
+        uncarried::generated_columns(sessions, published, reporter)
+    });
     reporter.group("types", |reporter| {
         definitions::check(publisher_session, subscriber_session, published, reporter)
     });

@@ -69,6 +69,11 @@ pub(super) fn missing(
                pg_catalog.format_type(nullif(e.typbasetype, 0), e.typtypmod), \
                (SELECT pg_catalog.string_agg(pg_catalog.quote_literal(l.enumlabel), ', ' \
                   ORDER BY l.enumsortorder) FROM pg_catalog.pg_enum l WHERE l.enumtypid = e.oid), \
+               coalesce((SELECT pg_catalog.format(' COLLATE %I.%I', kn.nspname, k.collname) \
+                 FROM pg_catalog.pg_collation k JOIN pg_catalog.pg_namespace kn ON kn.oid = k.collnamespace \
+                 JOIN pg_catalog.pg_type b ON b.oid = e.typbasetype \
+                 WHERE k.oid = e.typcollation AND k.oid <> b.typcollation), '') || \
+               coalesce(' DEFAULT ' || pg_catalog.pg_get_expr(e.typdefaultbin, 0), '') || \
                CASE WHEN e.typnotnull THEN ' NOT NULL' ELSE '' END || coalesce( \
                  (SELECT pg_catalog.string_agg(pg_catalog.format(' CONSTRAINT %I %s', c.conname, \
                     pg_catalog.pg_get_constraintdef(c.oid)), '' ORDER BY c.conname) \

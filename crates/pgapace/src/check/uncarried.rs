@@ -1,8 +1,8 @@
 //! Objects that logical replication does not carry: large objects, materialized views, sequences
-//! that no publication leads to.
+//! that no publication leads to, generated columns that are not published.
 
 use engine::table_name::TableName;
-use wire::Session;
+use wire::{Session, quote_ident};
 
 use crate::check::report::{Reporter, Side};
 use crate::check::{failed, listed, one, shown_conninfo};
@@ -10,7 +10,9 @@ use crate::config::Subscription as Config;
 use crate::error::Result;
 use crate::publisher::publication::PublishedTable;
 use crate::sequences::PublisherSequence;
-use crate::subscriber::catalogue::field;
+use crate::subscriber::catalogue::{field, oid_array};
+use crate::subscriber::named::named;
+use crate::subscriber::state::{name_array, table_name_arrays};
 
 /// Large objects stand in a system catalogue, which no publication can contain.
 pub(super) fn large_objects(
@@ -131,3 +133,75 @@ pub(super) fn sequences_outside(
     }
     Ok(())
 }
+
+/// Generated columns that are not published, of tables that the subscriber has without them. Replication does not need them,
+/// and applications do after a switchover.
+pub(super) fn generated_columns(
+    (publisher_session, subscriber_session): (&mut Session, &mut Session),
+    published: &[PublishedTable],
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    let oids: Vec<_> = published.iter().map(|table| table.oid).collect();
+    let rows = publisher_session
+        .query(
+            "SELECT w.ord, a.attname FROM pg_catalog.unnest($1::pg_catalog.oid[]) WITH ORDINALITY AS w (oid, ord) \
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = w.oid AND a.attgenerated <> '' AND NOT a.attisdropped \
+             ORDER BY w.ord, a.attnum",
+            &[Some(&oid_array(&oids))],
+        )
+        .map_err(|e| failed(Side::Publisher, &e, "looking for its generated columns"))?;
+    let mut generated = Vec::new();
+    for row in rows.iter() {
+        let (table, name) = (&published[field::<usize>(&row, 0)? - 1], field::<String>(&row, 1)?);
+        if table.columns.iter().all(|column| column.name != name) {
+            generated.push((table, name));
+        }
+    }
+    if generated.is_empty() {
+        return Ok(());
+    }
+    let [schemas, tables] = table_name_arrays(generated.iter().map(|(table, _)| &table.name));
+    let names = name_array(&generated.iter().map(|(_, name)| name).collect::<Vec<_>>());
+    let lacking = subscriber_session
+        .query(LACK_COLUMN, &[Some(&schemas), Some(&tables), Some(&names)])
+        .map_err(|e| failed(Side::Subscriber, &e, "looking for generated columns"))?;
+    let has_virtual = subscriber_session.server_version().major() >= 18;
+    for lacks in lacking.iter() {
+        let (table, name) = &generated[field::<usize>(&lacks, 0)? - 1];
+        let altered: String = field(&lacks, 1)?;
+        let rows = publisher_session
+            .query(EXPRESSION, &[Some(&table.oid.to_string()), Some(name)])
+            .map_err(|e| failed(Side::Publisher, &e, "reading its generated columns"))?;
+        // Dropped meanwhile.
+        let Some(row) = rows.first() else { continue };
+        let how = if row.get(0) == Some("v") && has_virtual { "VIRTUAL" } else { "STORED" };
+        let (declared, expression) = (field::<String>(&row, 1)?, field::<String>(&row, 2)?);
+        let message = format!(
+            "table {} lacks column {name}, which the publisher generates, and does not publish: add it before the \
+             switchover",
+            table.name
+        );
+        reporter.note("generated_columns", message).on(table.name.to_string()).sql(format!(
+            "ALTER TABLE {altered} ADD COLUMN {} {declared} GENERATED ALWAYS AS ({expression}) {how};",
+            quote_ident(name)
+        ));
+    }
+    Ok(())
+}
+
+/// Of these columns of tables, those that their tables lack, with the table that gets them: a partition gets columns with the
+/// root of its tree.
+const LACK_COLUMN: &str = concat!(
+    "SELECT w.ord, coalesce(pg_catalog.pg_partition_root(c.oid), c.oid::pg_catalog.regclass) \
+     FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]), \
+       pg_catalog.unnest($3::pg_catalog.text[])) WITH ORDINALITY AS w (schema_name, table_name, column_name, ord) \
+     JOIN pg_catalog.pg_class c ON ",
+    named!("c", "w.schema_name", "w.table_name"),
+    " WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid \
+        AND a.attname = w.column_name AND NOT a.attisdropped)"
+);
+
+const EXPRESSION: &str = "\
+    SELECT a.attgenerated, pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.pg_get_expr(d.adbin, d.adrelid) \
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
+    WHERE a.attrelid = $1::pg_catalog.oid AND a.attname = $2";

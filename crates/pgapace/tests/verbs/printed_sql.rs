@@ -207,3 +207,31 @@ fn labels_that_an_enum_lacks_are_added_where_the_publisher_has_them() {
         );
     });
 }
+
+#[test]
+fn domains_and_generated_columns_are_those_of_the_publisher() {
+    on_versions(&VERSIONS, |case| {
+        case.publisher.sql(
+            "CREATE DOMAIN \"D'd\" AS text COLLATE \"C\" DEFAULT 'x''y' NOT NULL CHECK (VALUE <> '');
+             CREATE TABLE t (id int PRIMARY KEY, v \"D'd\");
+             CREATE TABLE g (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+        );
+        case.subscriber
+            .sql("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE g (id int PRIMARY KEY)");
+        case.publish("FOR ALL TABLES");
+        mend_all(&case, &found(&case, "types"));
+        mend_all(&case, &found(&case, "columns"));
+        let lines = found(&case, "generated_columns");
+        assert_eq!((lines.len(), &lines[0]["severity"]), (1, &"note".into()), "{lines:#?}");
+        mend_all(&case, &lines);
+        assert!(found(&case, "generated_columns").is_empty());
+        let domain = "SELECT typdefault, typnotnull, k.collname FROM pg_type t \
+                      JOIN pg_collation k ON k.oid = t.typcollation WHERE typname = 'D''d'";
+        assert_eq!(case.subscriber.rows(domain), case.publisher.rows(domain));
+        expect_same_declarations(&case, "t");
+        expect_same_declarations(&case, "g");
+        case.publisher.sql("INSERT INTO t (id) VALUES (1); INSERT INTO g VALUES (1)");
+        case.run_until_current();
+        case.expect_equal(&["t", "g"]);
+    });
+}
