@@ -116,13 +116,13 @@ fn sequences(
     let failed = report.sequences.iter().filter(|one| one.failed());
     let reasons: Vec<_> = failed.filter_map(|one| one.reason()).collect();
     match reasons.len() {
-        0 => reporter.ok("sequences", format!("{} sequences can be set", found.len())),
+        0 => reporter.ok("sequences", format!("{} sequences can be set", found.sequences.len())),
         number => {
             let message = format!("{number} sequences cannot be set: {}", listed(&reasons));
             reporter.warn("sequences", message);
         }
     }
-    uncarried::sequences_outside(publisher_session, &found, reporter)
+    uncarried::sequences_outside(publisher_session, &found.sequences, reporter)
 }
 
 /// Reports what a run with --two-phase=false does with a slot that has two_phase from an earlier run.

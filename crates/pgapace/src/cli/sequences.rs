@@ -17,7 +17,7 @@ use crate::lag::{self, Lag};
 use crate::publisher::history::check_to_read;
 use crate::publisher::publication::{self, PublishedTable};
 use crate::publisher::session::Publisher;
-use crate::sequences::{self, Chosen, PublisherSequence, Report, SequenceState, SetOptions};
+use crate::sequences::{self, Chosen, PublisherSequences, Report, SequenceState, SetOptions};
 use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::session::Subscriber;
@@ -217,7 +217,7 @@ fn read(
     (control, source): (&mut Session, &mut Session),
     row: Option<&Subscription>,
     shutdown: &Shutdown,
-) -> Result<(Vec<PublisherSequence>, Option<Lag>, Vec<String>)> {
+) -> Result<(PublisherSequences, Option<Lag>, Vec<String>)> {
     publication::check_exist(source, &config.publications)?;
     let mut published = publication::tables(source, &config.publications)?;
     choose_tables(&mut published, &args.table)?;
@@ -282,9 +282,9 @@ fn read_level(
     args: &SequencesArgs,
     (control, source): (&mut Session, &mut Session),
     row: &Subscription,
-    read: &mut dyn FnMut(&mut Session) -> Result<Vec<PublisherSequence>>,
+    read: &mut dyn FnMut(&mut Session) -> Result<PublisherSequences>,
     stopping: &dyn Fn() -> bool,
-) -> Result<(Vec<PublisherSequence>, Option<Lag>)> {
+) -> Result<(PublisherSequences, Option<Lag>)> {
     let deadline = Instant::now() + args.wait;
     loop {
         // In this order: changes that were committed when values were read lie before the end of WAL.
@@ -346,7 +346,7 @@ fn print(outcome: &Outcome, dry_run: bool) {
             SequenceState::Set { from, to, margin_cut } => {
                 let cut =
                     if *margin_cut { " (its bounds leave no room for the margin)" } else { "" };
-                output::line(&format!("  {}: {from} -> {to}{cut}", one.name));
+                output::line(&format!("  {one}: {from} -> {to}{cut}"));
             }
             _ => {
                 if let Some(reason) = one.reason() {

@@ -9,11 +9,17 @@
 //! Publications do not tell which sequences to set, so they are selected by schema. They are all
 //! sequences of schemas that are published or contain a published table, those that published
 //! tables own or use in other schemas, and, with FOR ALL TABLES, all of the database.
+//!
+//! [`counterpart`] finds the sequences of the subscriber that belong to the same columns: tables that were renamed or
+//! swapped have sequences of other names.
 
+mod counterpart;
 mod publisher;
 mod report;
 mod subscriber;
 
-pub(crate) use publisher::{Chosen, PublisherSequence, no_sequence, read, unknown};
+pub(crate) use publisher::{
+    Chosen, PublisherSequence, PublisherSequences, no_sequence, read, unknown,
+};
 pub(crate) use report::{Report, SequenceState};
 pub(crate) use subscriber::{SetOptions, set};

@@ -29,12 +29,24 @@ pub(crate) enum Chosen<'a> {
     Named(&'a [TableName]),
 }
 
+/// Schema, table and name of a column.
+pub(super) type ColumnName = [String; 3];
+
+/// The sequences of the publications.
+#[derive(Debug, Clone)]
+pub(crate) struct PublisherSequences {
+    pub(crate) sequences: Vec<PublisherSequence>,
+    /// The published tables.
+    pub(super) tables: Vec<TableName>,
+}
+
 /// A sequence of the publisher.
 #[derive(Debug, Clone)]
 pub(crate) struct PublisherSequence {
     pub(crate) name: TableName,
-    /// The column that owns the sequence: schema, table, column.
-    pub(super) owner: Option<[String; 3]>,
+    /// The columns of published tables that own the sequence or use it in their default. If there are none, the one
+    /// that owns it.
+    pub(super) columns: Vec<ColumnName>,
     /// Whether a published table owns or uses it, or no table owns it.
     pub(super) wanted: bool,
     /// Definition and position; an error says why they cannot be read.
@@ -72,32 +84,37 @@ WITH RECURSIVE published AS (
     AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
     AND d.deptype IN ('a', 'i') AND d.refobjsubid > 0
 ), used AS (
-  SELECT o.sequence FROM owner o WHERE o.relation IN (SELECT oid FROM published)
+  SELECT o.sequence, o.relation, o.attnum FROM owner o
+  WHERE o.relation IN (SELECT oid FROM published)
   UNION
-  SELECT d.refobjid FROM pg_catalog.pg_depend d
+  SELECT d.refobjid, a.adrelid, a.adnum::pg_catalog.int4 FROM pg_catalog.pg_depend d
   JOIN pg_catalog.pg_attrdef a ON a.oid = d.objid
   WHERE d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass
     AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
     AND a.adrelid IN (SELECT oid FROM published)
+), of_column AS (
+  SELECT u.sequence, u.relation, u.attnum, true AS published FROM used u
+  UNION ALL
+  SELECT o.sequence, o.relation, o.attnum, false FROM owner o
+  WHERE o.sequence NOT IN (SELECT u.sequence FROM used u)
 )
 SELECT n.nspname, s.relname,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.has_sequence_privilege(s.oid, 'SELECT'),
        q.seqincrement, q.seqmin, q.seqmax, q.seqcycle,
        ton.nspname, t.relname, a.attname,
-       u.sequence IS NOT NULL OR t.oid IS NULL,
+       o.published IS NOT false,
        s.relpersistence = 'u' AND pg_catalog.pg_is_in_recovery()
 FROM pg_catalog.pg_class s
 JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace
 JOIN pg_catalog.pg_sequence q ON q.seqrelid = s.oid
-LEFT JOIN used u ON u.sequence = s.oid
-LEFT JOIN owner o ON o.sequence = s.oid
+LEFT JOIN of_column o ON o.sequence = s.oid
 LEFT JOIN pg_catalog.pg_class t ON t.oid = o.relation
 LEFT JOIN pg_catalog.pg_namespace ton ON ton.oid = t.relnamespace
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attnum = o.attnum
 WHERE s.relkind = 'S' AND s.relpersistence <> 't'
   AND n.nspname NOT IN ('pgapace', 'information_schema') AND n.nspname !~ '^pg_'
-  AND (u.sequence IS NOT NULL {MORE})
+  AND (o.published {MORE})
 ORDER BY n.nspname, s.relname";
 
 /// Returns the sequences of these publications with their current values. `tables` are all
@@ -107,7 +124,7 @@ pub(crate) fn read(
     publications: &[String],
     tables: &[PublishedTable],
     chosen: Chosen<'_>,
-) -> Result<Vec<PublisherSequence>> {
+) -> Result<PublisherSequences> {
     let mut sequences = list(session, publications, tables, chosen)?;
     if let Chosen::Named(names) = chosen {
         if let Some(name) = missing(names, &sequences).next() {
@@ -119,7 +136,8 @@ pub(crate) fn read(
     for some in readable.chunks_mut(AT_ONCE) {
         read_positions(session, some, FIRST_WAIT)?;
     }
-    Ok(sequences)
+    let tables = tables.iter().map(|table| table.name.clone()).collect();
+    Ok(PublisherSequences { sequences, tables })
 }
 
 /// Those of these names that none of [`Chosen::All`] has.
@@ -180,16 +198,27 @@ fn list(
         .ok_or_else(|| Failure::internal("the query for sequences returned no result"))?;
     // The privileges are NULL if the sequence was dropped while the query ran.
     let there = rows.iter().filter(|row| row.get(2).is_some() && row.get(3).is_some());
-    there.map(|row| sequence(&row)).collect()
+    let mut sequences: Vec<PublisherSequence> = Vec::new();
+    for row in there {
+        // A sequence has a row for each of its columns.
+        let mut next = sequence(&row)?;
+        match sequences.last_mut() {
+            Some(last) if last.name == next.name => last.columns.append(&mut next.columns),
+            _ => sequences.push(next),
+        }
+    }
+    Ok(sequences)
+}
+
+/// Reads schema, table and column, from this column of the result on; they are NULL if a sequence has no column.
+pub(super) fn column_name(row: &Row<'_>, column: usize) -> Option<ColumnName> {
+    match (row.get(column), row.get(column + 1), row.get(column + 2)) {
+        (Some(schema), Some(table), Some(name)) => Some([schema, table, name].map(str::to_owned)),
+        _ => None,
+    }
 }
 
 fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
-    let owner = match (row.get(8), row.get(9), row.get(10)) {
-        (Some(schema), Some(table), Some(column)) => {
-            Some([schema, table, column].map(str::to_owned))
-        }
-        _ => None,
-    };
     let definition = definition(row, 4)?;
     let found = match (boolean(row, 2)?, boolean(row, 3)?, boolean(row, 12)?) {
         (false, ..) => Err("the role lacks USAGE on its schema on the publisher".to_owned()),
@@ -205,7 +234,7 @@ fn sequence(row: &Row<'_>) -> Result<PublisherSequence> {
     };
     Ok(PublisherSequence {
         name: TableName { schema: field(row, 0)?, name: field(row, 1)? },
-        owner,
+        columns: column_name(row, 8).into_iter().collect(),
         wanted: boolean(row, 11)?,
         found,
     })

@@ -2,7 +2,7 @@
 
 use engine::sequence::Position;
 use engine::table_name::TableName;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use wire::quote_literal;
 
 use crate::table_name::{TableNameFields, sql_name};
@@ -56,8 +56,24 @@ impl std::fmt::Display for Value {
 pub(crate) struct Sequence {
     #[serde(flatten, with = "TableNameFields")]
     pub(crate) name: TableName,
+    /// The subscriber's sequence, if it has another name.
+    #[serde(serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
+    pub(crate) subscriber: Option<TableName>,
     #[serde(flatten)]
     pub(crate) state: SequenceState,
+}
+
+fn as_text<S: Serializer>(name: &Option<TableName>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&name.as_ref().map_or_else(String::new, TableName::to_string))
+}
+
+impl std::fmt::Display for Sequence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.subscriber {
+            Some(subscriber) => write!(f, "{} ({subscriber} on the subscriber)", self.name),
+            None => write!(f, "{}", self.name),
+        }
+    }
 }
 
 impl Sequence {
@@ -74,7 +90,7 @@ impl Sequence {
             ),
             SequenceState::LeftOut { reason, .. } => reason.clone(),
         };
-        Some(format!("{}: {reason}", self.name))
+        Some(format!("{self}: {reason}"))
     }
 
     /// Whether the sequence should have been set, but could not.
@@ -87,10 +103,9 @@ impl Sequence {
     fn doubt(&self) -> Option<String> {
         let SequenceState::Ahead { at, publisher, cycles: true } = &self.state else { return None };
         Some(format!(
-            "{}: it cycles and is at {at}, the publisher's at {publisher}, which may have started over. On \
+            "{self}: it cycles and is at {at}, the publisher's at {publisher}, which may have started over. On \
              the subscriber: SELECT pg_catalog.setval({}, {}, {});",
-            self.name,
-            quote_literal(&sql_name(&self.name)),
+            quote_literal(&sql_name(self.subscriber.as_ref().unwrap_or(&self.name))),
             publisher.last_value,
             publisher.is_called
         ))
@@ -166,7 +181,7 @@ mod tests {
     fn a_cycling_sequence_that_is_ahead_keeps_a_switchover_from_ending() {
         let sequence = |name: &str, state| {
             let name = TableName { schema: "public".to_owned(), name: name.to_owned() };
-            Sequence { name, state }
+            Sequence { name, subscriber: None, state }
         };
         let value = |last_value| Value { last_value, is_called: true };
         let ahead = |cycles| SequenceState::Ahead { at: value(900), publisher: value(3), cycles };

@@ -1,20 +1,16 @@
 //! Setting the sequences of the subscriber.
 
-use engine::sequence::{Decision, Position, Rules, Sequence, decide};
+use engine::sequence::{Decision, Position, Rules, decide};
 use engine::table_name::TableName;
-use rustc_hash::FxHashMap;
-use wire::{Session, quote_ident};
+use rustc_hash::FxHashSet;
+use wire::Session;
 
 use crate::error::{Failure, Result};
-use crate::sequences::publisher::{
-    AT_ONCE, PublisherSequence, definition, position, positions_sql,
-};
+use crate::sequences::counterpart::{Settable, find};
+use crate::sequences::publisher::{AT_ONCE, PublisherSequences, position, positions_sql};
 use crate::sequences::report::{self, Report, SequenceState};
 use crate::sqlstate;
-use crate::subscriber::catalogue::{boolean, describe_kind, field};
-use crate::subscriber::named::named;
-use crate::subscriber::state::name_array;
-use crate::table_name::sql_name;
+use crate::subscriber::catalogue::field;
 
 /// How many times pgapace tries to set a sequence that other sessions use at the same time.
 const ATTEMPTS: usize = 5;
@@ -36,66 +32,15 @@ pub(crate) struct SetOptions {
     pub(crate) dry_run: bool,
 }
 
-/// A sequence of the subscriber that can be set.
-struct Settable {
-    /// Index in the report.
-    index: usize,
-    oid: u32,
-    sql_name: String,
-    publisher: Sequence,
-    value_type: String,
-    subscriber: Sequence,
-}
-
-/// Finds the relations with these names, or otherwise the sequence that the same column owns: in a
-/// table that was created by hand, it may have another name.
-const FIND_SQL: &str = concat!(
-    "\
-WITH wanted AS (
-  SELECT * FROM ROWS FROM (
-    pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[]),
-    pg_catalog.unnest($3::pg_catalog.text[]), pg_catalog.unnest($4::pg_catalog.text[]),
-    pg_catalog.unnest($5::pg_catalog.text[]))
-    WITH ORDINALITY AS w (schema_name, name, table_schema, table_name, column_name, ord)
-), candidate AS (
-  SELECT w.ord, 1 AS rank, c.oid
-  FROM wanted w
-  JOIN pg_catalog.pg_class c ON ",
-    named!("c", "w.schema_name", "w.name"),
-    "
-  UNION ALL
-  SELECT w.ord, 2, d.objid
-  FROM wanted w
-  JOIN pg_catalog.pg_class t ON ",
-    named!("t", "w.table_schema", "w.table_name"),
-    "
-  JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attname = w.column_name
-  JOIN pg_catalog.pg_depend d ON d.refobjid = t.oid AND d.refobjsubid = a.attnum
-    AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
-    AND d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype IN ('a', 'i')
-  JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S'
-)
-SELECT DISTINCT ON (k.ord) k.ord, c.oid, c.relkind, n.nspname, c.relname,
-       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
-       CASE WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, 'SELECT') END,
-       CASE WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, 'UPDATE') END,
-       pg_catalog.format_type(q.seqtypid, NULL),
-       q.seqincrement, q.seqmin, q.seqmax, q.seqcycle
-FROM candidate k
-JOIN pg_catalog.pg_class c ON c.oid = k.oid
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-LEFT JOIN pg_catalog.pg_sequence q ON q.seqrelid = c.oid
-ORDER BY k.ord, k.rank, c.oid"
-);
-
 /// Sets the subscriber's sequences to the publisher's values, and returns the result for each.
 /// Values that other sessions take at the same time are respected.
 pub(crate) fn set(
     control: &mut Session,
-    sequences: &[PublisherSequence],
+    of_publisher: &PublisherSequences,
     options: &SetOptions,
 ) -> Result<Report> {
     let mut report = Report::default();
+    let sequences = &of_publisher.sequences;
     for one in sequences {
         let excluded = options.excluded.contains(&one.name);
         let state = match &one.found {
@@ -104,14 +49,15 @@ pub(crate) fn set(
             Ok(sequence) => SequenceState::Unchanged { at: sequence.position.into() },
             Err(reason) => SequenceState::LeftOut { reason: reason.clone(), failed: one.wanted },
         };
-        report.sequences.push(report::Sequence { name: one.name.clone(), state });
+        report.sequences.push(report::Sequence { name: one.name.clone(), subscriber: None, state });
     }
     let to_find: Vec<usize> = (0..sequences.len())
         .filter(|index| matches!(report.sequences[*index].state, SequenceState::Unchanged { .. }))
         .collect();
     set_lock_timeout(control, LOCK_TIMEOUT)?;
+    let mut taken = FxHashSet::default();
     for some in to_find.chunks(AT_ONCE) {
-        let found = find(control, sequences, some, &mut report)?;
+        let found = find(control, of_publisher, some, (&mut taken, &mut report))?;
         set_found(control, found, options, &mut report)?;
     }
     set_lock_timeout(control, "0")?;
@@ -125,80 +71,7 @@ fn set_lock_timeout(control: &mut Session, timeout: &str) -> Result<()> {
     Ok(())
 }
 
-/// Finds the subscriber's sequences for these. The report says why a sequence cannot be set.
-fn find(
-    control: &mut Session,
-    sequences: &[PublisherSequence],
-    which: &[usize],
-    report: &mut Report,
-) -> Result<Vec<Settable>> {
-    let column = |value: &dyn Fn(&PublisherSequence) -> String| {
-        let values: Vec<_> = which.iter().map(|index| value(&sequences[*index])).collect();
-        name_array(&values)
-    };
-    let owner = |one: &PublisherSequence, part: usize| {
-        one.owner.as_ref().map(|owner| owner[part].clone()).unwrap_or_default()
-    };
-    let arguments = [
-        column(&|one| one.name.schema.clone()),
-        column(&|one| one.name.name.clone()),
-        column(&|one| owner(one, 0)),
-        column(&|one| owner(one, 1)),
-        column(&|one| owner(one, 2)),
-    ];
-    let arguments: Vec<_> = arguments.iter().map(|text| Some(text.as_str())).collect();
-    let rows = control
-        .query(FIND_SQL, &arguments)
-        .map_err(|e| Failure::subscriber(&e, "finding the sequences"))?;
-    let mut found = FxHashMap::default();
-    for row in rows.iter() {
-        found.insert(field::<usize>(&row, 0)? - 1, row);
-    }
-    let mut settable = Vec::with_capacity(which.len());
-    for (ordinal, &index) in which.iter().enumerate() {
-        let one = &sequences[index];
-        let Ok(publisher) = &one.found else { continue };
-        let publisher = *publisher;
-        let reason = match found.get(&ordinal) {
-            None => "the subscriber does not have it".to_owned(),
-            Some(row) if row.get(2) != Some("S") => {
-                let kind = describe_kind(row.get(2).unwrap_or_default());
-                format!("it is {kind} on the subscriber")
-            }
-            Some(row) => {
-                let name = TableName { schema: field(row, 3)?, name: field(row, 4)? };
-                let (schema, sql_name) = (&name.schema, sql_name(&name));
-                if !boolean(row, 5)? {
-                    format!(
-                        "the role lacks USAGE on schema {schema} on the subscriber: GRANT USAGE ON \
-                         SCHEMA {} TO …",
-                        quote_ident(schema)
-                    )
-                } else if !boolean(row, 6)? || !boolean(row, 7)? {
-                    format!(
-                        "the role lacks SELECT or UPDATE on it on the subscriber: GRANT SELECT, \
-                         UPDATE ON SEQUENCE {sql_name} TO …"
-                    )
-                } else {
-                    let position = Position { last_value: 0, is_called: false };
-                    settable.push(Settable {
-                        index,
-                        oid: field(row, 1)?,
-                        sql_name,
-                        publisher,
-                        value_type: field(row, 8)?,
-                        subscriber: Sequence { definition: definition(row, 9)?, position },
-                    });
-                    continue;
-                }
-            }
-        };
-        leave_out(report, index, reason, one.wanted);
-    }
-    Ok(settable)
-}
-
-fn leave_out(report: &mut Report, index: usize, reason: String, failed: bool) {
+pub(super) fn leave_out(report: &mut Report, index: usize, reason: String, failed: bool) {
     report.sequences[index].state = SequenceState::LeftOut { reason, failed };
 }
 
@@ -271,6 +144,7 @@ fn read_positions(
 /// not set.
 fn judge(one: &Settable, rules: Rules) -> std::result::Result<(Position, bool), SequenceState> {
     let at = one.subscriber.position.into();
+    let rules = Rules { allow_backwards: rules.allow_backwards && !one.shared, ..rules };
     let left_out = |reason: String| SequenceState::LeftOut { reason, failed: true };
     Err(match decide(one.publisher, one.subscriber, rules) {
         Decision::Set { to, margin_cut } => return Ok((to, margin_cut)),

@@ -26,12 +26,12 @@ pub(crate) fn set_sequences(
     let sessions = [publisher.cancel_handle(), control.cancel_handle()];
     let report = interruptible(context.shutdown, &sessions, "table sync", || {
         let found = sequences::read(publisher, context.publications, tables, chosen)?;
-        if !found.is_empty()
+        if !found.sequences.is_empty()
             && let Some(reason) = other_writers(context, publisher, control)?
         {
             tracing::warn!(
                 event = "sequences_left",
-                sequences = found.len(),
+                sequences = found.sequences.len(),
                 reason,
                 "sequences were not set to the publisher's values"
             );

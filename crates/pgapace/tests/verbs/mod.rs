@@ -14,6 +14,7 @@ mod recorded_settings;
 mod same_database;
 mod sequences;
 mod sequences_behind;
+mod sequences_of_columns;
 mod services;
 mod several;
 pub(crate) mod signals;
