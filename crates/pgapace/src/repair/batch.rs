@@ -4,7 +4,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use wire::{Row, Rows, Session, quote_ident, quote_literal};
 
 use super::row::{PublisherRow, RepairColumns, RowRepair, Statement, SubscriberRow, repairs};
-use super::{Difference, Repaired, not_utf8};
+use super::{Difference, Repaired, not_told_apart, not_utf8};
 use crate::both_servers::ask_both;
 use crate::error::{Class, Failure, Result};
 use crate::sqlstate;
@@ -193,9 +193,27 @@ impl BatchQueries<'_> {
         if let Read::Rewritten = self.pair_equal_keys(theirs, ours, &mut found)? {
             return Ok(Read::Rewritten);
         }
-        let repairs =
-            found.into_iter().map(|(identity, (theirs, ours))| (identity, repairs(theirs, ours)));
-        Ok(Read::Rows((repairs.collect(), bytes)))
+        let of_identity = |(identity, (theirs, ours)): (Identity, (Vec<_>, Vec<_>))| {
+            let counts = [theirs.len() as u64, ours.len() as u64];
+            let repairs = repairs(theirs, ours);
+            if !repairs.is_empty() {
+                self.check_told_apart(counts)?;
+            }
+            Ok((identity, repairs))
+        };
+        let repairs: Result<_> = found.into_iter().map(of_identity).collect();
+        Ok(Read::Rows((repairs?, bytes)))
+    }
+
+    /// Checks that it is known which rows of one identity differ, of which the servers have so many. Rows that are equal
+    /// in the compared columns may differ in the others.
+    pub(super) fn check_told_apart(&self, counts: [u64; 2]) -> Result<()> {
+        let left = self.plan.columns_left();
+        let pairs_or_one_side = counts.contains(&0) || counts == [1, 1];
+        match left.is_empty() || pairs_or_one_side {
+            true => Ok(()),
+            false => Err(not_told_apart(self.plan, &left)),
+        }
     }
 }
 

@@ -47,6 +47,9 @@ impl BatchQueries<'_> {
             let Some([theirs, ours]) = counts.get(identity) else { continue };
             found.insert(identity.clone(), Vec::new());
             bytes += size(identity);
+            if theirs != ours {
+                self.check_told_apart([*theirs, *ours])?;
+            }
             match theirs.checked_sub(*ours) {
                 Some(0) => {}
                 Some(more) => drop(missing.insert(identity.clone(), more)),

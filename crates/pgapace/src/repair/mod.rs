@@ -127,6 +127,9 @@ impl Repairer<'_> {
         print: &mut dyn FnMut(&str),
         sum: &mut Repaired,
     ) -> std::result::Result<(), RepairFailure> {
+        if !plan.left_of_key.is_empty() {
+            return Err(not_told_apart(plan, &plan.left_of_key).into());
+        }
         let (mut after, mut sizes) = (0, BatchSize::new(self.options.batch));
         loop {
             if self.shutdown.requested() {
@@ -389,6 +392,21 @@ fn not_utf8(plan: &TablePlan) -> Failure {
         "A copy of the table makes it equal: pgapace resync; in a rebase, TRUNCATE it on the subscriber, so \
          that it is copied.",
     )
+}
+
+/// The failure for rows of which each may be the one that differs: a repair could write another one.
+fn not_told_apart(plan: &TablePlan, columns: &[String]) -> Failure {
+    let (table, columns) = (&plan.name, columns.join(", "));
+    Failure::new(
+        Class::Mismatch,
+        format!(
+            "rows of {table} cannot be told apart without columns that were not compared: {columns}"
+        ),
+    )
+    .hint(format!(
+        "Run pgapace verify with these columns, and repair again. If they cannot be compared, a copy of the table makes \
+         it equal: pgapace resync {table}."
+    ))
 }
 
 /// The greatest id of a batch, behind which the next one begins.

@@ -31,9 +31,20 @@ pub(crate) struct Side<'a> {
     pub(crate) indexes: &'a [SideIndex],
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
     fn column(&self, name: &str) -> Option<&SideColumn> {
         self.columns.iter().find(|column| column.name == name)
+    }
+
+    /// The indexes over such columns that name rows, the replica identity first.
+    fn keys(self, usable: &dyn Fn(&String) -> bool) -> Vec<&'a SideIndex> {
+        let not_null = |name: &String| self.column(name).is_some_and(|column| column.not_null);
+        let is_key = |index: &&SideIndex| {
+            index.unique && index.columns.iter().all(|name| not_null(name) && usable(name))
+        };
+        let mut found: Vec<_> = self.indexes.iter().filter(is_key).collect();
+        found.sort_by_key(|index| !index.identity);
+        found
     }
 
     /// Whether rows of a range of the key are near each other, or in memory.
@@ -59,21 +70,27 @@ pub(crate) fn choose(
     subscriber: Side<'_>,
     compared: &[ComparedColumn],
 ) -> Vec<String> {
-    let usable = |side: Side<'_>, index: &SideIndex| {
-        index.unique
-            && index.columns.iter().all(|name| {
-                side.column(name).is_some_and(|column| column.not_null)
-                    && compared.iter().any(|column| column.name == *name && column.names_rows)
-            })
-    };
-    let of = |side: Side<'_>| {
-        let indexes = side.indexes;
-        let mut found: Vec<_> =
-            indexes.iter().filter(|index| usable(side, index)).cloned().collect();
-        found.sort_by_key(|index| !index.identity);
-        found.into_iter().map(|index| index.columns)
-    };
-    of(publisher).chain(of(subscriber)).next().unwrap_or_default()
+    let names_rows =
+        |name: &String| compared.iter().any(|column| column.name == *name && column.names_rows);
+    let mut keys = publisher.keys(&names_rows).into_iter().chain(subscriber.keys(&names_rows));
+    keys.next().map(|index| index.columns.clone()).unwrap_or_default()
+}
+
+/// Columns of a table's keys that are not compared, so that no values that are compared name its rows: those of the
+/// publisher's replica identity, and those of all keys if none was chosen. `key` is the chosen one, and `left` are the
+/// published columns that are not compared.
+pub(crate) fn left_out(
+    publisher: Side<'_>,
+    subscriber: Side<'_>,
+    (key, compared, left): (&[String], &[ComparedColumn], &[String]),
+) -> Vec<String> {
+    let published =
+        |name: &String| left.contains(name) || compared.iter().any(|column| column.name == *name);
+    let theirs = publisher.keys(&published).into_iter();
+    let theirs = theirs.filter(|index| index.identity || key.is_empty());
+    let ours = subscriber.keys(&published).into_iter().filter(|_| key.is_empty());
+    let columns: Vec<_> = theirs.chain(ours).flat_map(|index| &index.columns).collect();
+    left.iter().filter(|name| columns.contains(name)).cloned().collect()
 }
 
 /// From this correlation on, a chunk reads about as many blocks as its rows fill.
@@ -191,6 +208,25 @@ mod tests {
         assert_eq!(choose(side(&indexes), side(&[]), &compared(&["b"])), ["b"]);
         assert_eq!(choose(side(&[]), side(&indexes[..1]), &both), ["b"]);
         assert_eq!(choose(side(&[]), side(&[index(&["a"], false, false)]), &both), [""; 0]);
+    }
+
+    #[test]
+    fn columns_that_are_left_out_of_a_key_are_named() {
+        let columns = [column("a", oid::INT4), column("b", oid::INT4), column("own", oid::INT4)];
+        let indexes = [index(&["a"], true, true), index(&["b"], true, false)];
+        let own = [index(&["own"], true, true)];
+        let named = |indexes: [&[SideIndex]; 2], both: &[&str], left: &[&str]| {
+            let side = |indexes| Side { exceeds_cache: false, columns: &columns, indexes };
+            let ([theirs, ours], both) = (indexes.map(side), compared(both));
+            let left: Vec<_> = left.iter().map(|name| (*name).to_owned()).collect();
+            left_out(theirs, ours, (&choose(theirs, ours, &both), &both, &left))
+        };
+        assert_eq!(named([&indexes, &[]], &["a"], &["b"]), [""; 0]);
+        // Changes find rows by the replica identity.
+        assert_eq!(named([&indexes, &[]], &["b"], &["a"]), ["a"]);
+        assert_eq!(named([&indexes[1..], &indexes], &["b"], &["a"]), [""; 0]);
+        assert_eq!(named([&[], &indexes], &[], &["a", "b"]), ["a", "b"]);
+        assert_eq!(named([&[], &own], &["a"], &["b"]), [""; 0], "not published");
     }
 
     #[test]

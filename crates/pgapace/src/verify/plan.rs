@@ -36,6 +36,8 @@ pub(crate) struct TablePlan {
     /// Columns that cannot be compared, with the reason, and those that the user left out.
     pub(crate) not_comparable: Vec<(String, String)>,
     pub(crate) left_out: Vec<String>,
+    /// Those of both that belong to a key: without them, rows are named by a part of what names them.
+    pub(crate) left_of_key: Vec<String>,
 }
 
 impl TablePlan {

@@ -359,6 +359,10 @@ impl Context<'_> {
         let ranges = key::has_ranges(&key, sides.0, sides.1, self.same_encoding);
         let method = if ranges { Method::Ranges } else { Method::Buckets };
         let left_out = published.columns.iter().map(|column| column.name.clone());
+        let left_out: Vec<_> = left_out.filter(|name| excepted(name)).collect();
+        let left = not_comparable.iter().map(|(name, _)| name).chain(&left_out);
+        let left: Vec<_> = left.cloned().collect();
+        let left_of_key = key::left_out(sides.0, sides.1, (&key, &compared, &left));
         Ok(TablePlan {
             name: published.name.clone(),
             publisher: self.sql(
@@ -375,7 +379,8 @@ impl Context<'_> {
             key,
             method,
             not_comparable,
-            left_out: left_out.filter(|name| excepted(name)).collect(),
+            left_out,
+            left_of_key,
         })
     }
 

@@ -6,6 +6,7 @@ mod equal_keys;
 mod held;
 mod kept;
 mod keys;
+mod left_out;
 mod reading;
 mod rebase;
 mod under_load;
