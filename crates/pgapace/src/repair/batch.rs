@@ -175,20 +175,21 @@ impl BatchQueries<'_> {
     fn rows(&self, theirs: &mut Session, ours: &mut Session) -> Result<Read<FoundRepairs>> {
         let mut found = FoundByIdentity::default();
         let mut bytes = 0;
-        let local = &self.columns.local;
-        let (of_publisher, of_subscriber) = self.ask_both(
-            (theirs, &self.of_publisher(&self.identities)),
-            (&mut *ours, &self.of_subscriber(&self.identities, local)),
-        );
-        let Read::Rows(of_publisher) = of_publisher? else { return Ok(Read::Rewritten) };
-        for row in of_publisher.iter().map(|row| self.publisher_row(&row)) {
-            bytes += size(&row.compared) + row.sent.iter().map(|(_, v)| length(v)).sum::<usize>();
-            found.entry(identity(self.plan, &row.compared)).or_default().0.push(row);
-        }
-        for row in of_subscriber?.iter() {
-            let row = self.subscriber_row(&row, local)?;
-            bytes += size(&row.compared) + size(&row.local);
-            found.entry(identity(self.plan, &row.compared)).or_default().1.push(row);
+        for identities in self.identities.chunks(self.plan.keys_at_once()) {
+            let Read::Rows((some, their_bytes)) = self.some_rows(theirs, ours, identities)? else {
+                return Ok(Read::Rewritten);
+            };
+            bytes += their_bytes;
+            for (identity, (theirs, ours)) in some {
+                let rows = found.entry(identity).or_default();
+                // Each query for an equal key, which has another text, finds the same rows.
+                if rows.0.is_empty() {
+                    rows.0 = theirs;
+                }
+                if rows.1.is_empty() {
+                    rows.1 = ours;
+                }
+            }
         }
         if let Read::Rewritten = self.pair_equal_keys(theirs, ours, &mut found)? {
             return Ok(Read::Rewritten);
@@ -203,6 +204,33 @@ impl BatchQueries<'_> {
         };
         let repairs: Result<_> = found.into_iter().map(of_identity).collect();
         Ok(Read::Rows((repairs?, bytes)))
+    }
+
+    /// The rows of some identities, and perhaps others, with their bytes.
+    fn some_rows(
+        &self,
+        theirs: &mut Session,
+        ours: &mut Session,
+        identities: &[Identity],
+    ) -> Result<Read<(FoundByIdentity, usize)>> {
+        let mut found = FoundByIdentity::default();
+        let mut bytes = 0;
+        let local = &self.columns.local;
+        let (of_publisher, of_subscriber) = self.ask_both(
+            (theirs, &self.of_publisher(identities)),
+            (ours, &self.of_subscriber(identities, local)),
+        );
+        let Read::Rows(of_publisher) = of_publisher? else { return Ok(Read::Rewritten) };
+        for row in of_publisher.iter().map(|row| self.publisher_row(&row)) {
+            bytes += size(&row.compared) + row.sent.iter().map(|(_, v)| length(v)).sum::<usize>();
+            found.entry(identity(self.plan, &row.compared)).or_default().0.push(row);
+        }
+        for row in of_subscriber?.iter() {
+            let row = self.subscriber_row(&row, local)?;
+            bytes += size(&row.compared) + size(&row.local);
+            found.entry(identity(self.plan, &row.compared)).or_default().1.push(row);
+        }
+        Ok(Read::Rows((found, bytes)))
     }
 
     /// Checks that it is known which rows of one identity differ, of which the servers have so many. Rows that are equal
@@ -262,10 +290,12 @@ impl BatchQueries<'_> {
         let mut kept: FxHashSet<Identity> = FxHashSet::default();
         if !others.is_empty() {
             let others: Vec<Identity> = others.into_iter().cloned().collect();
-            let rows = self.ask_publisher(theirs, &self.of_publisher(&others))?;
-            let Read::Rows(rows) = rows else { return Ok(Read::Rewritten) };
-            let rows = rows.iter().map(|row| self.publisher_row(&row));
-            kept.extend(rows.map(|row| identity(self.plan, &row.compared)));
+            for others in others.chunks(self.plan.keys_at_once()) {
+                let rows = self.ask_publisher(theirs, &self.of_publisher(others))?;
+                let Read::Rows(rows) = rows else { return Ok(Read::Rewritten) };
+                let rows = rows.iter().map(|row| self.publisher_row(&row));
+                kept.extend(rows.map(|row| identity(self.plan, &row.compared)));
+            }
         }
         pairs.retain(|(_, other)| !kept.contains(other));
         for (key, other) in pairs {

@@ -52,8 +52,6 @@ pub(crate) const CHECKS: &str = "the checks of the rebase";
 const DOING: &str = "table sync";
 /// Differences that are read at once, at most. A table without a key is read as a whole for each batch.
 const BATCH: usize = 10_000;
-/// The same with a key of several columns, whose rows are an OR of conditions for the planner.
-const BATCH_OF_SEVERAL: usize = 1000;
 
 /// The snapshot of the publisher, with one of the subscriber.
 struct Pairs<'a> {
@@ -463,8 +461,7 @@ fn make_equal(
     let repaired = interruptible(context.shutdown, &sessions, DOING, || {
         let mut write = |ours: &mut Session, way| -> Result<Read<repair::Repaired>> {
             let mut sum = repair::Repaired::default();
-            let most = if plan.key.len() > 1 { BATCH_OF_SEVERAL } else { BATCH };
-            let (mut after, mut sizes) = (0, BatchSize::new(most));
+            let (mut after, mut sizes) = (0, BatchSize::new(BATCH));
             loop {
                 let batch =
                     repair::differences(control, owner.id, (plan, found_by), after, sizes.next())?;

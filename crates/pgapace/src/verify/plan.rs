@@ -47,6 +47,12 @@ impl TablePlan {
         not_comparable.chain(self.left_out.iter().cloned()).collect()
     }
 
+    /// Keys of which one query finds the rows. Rows of several columns are a condition each, which the server nests: for
+    /// more than some thousand of them its stack is too small.
+    pub(crate) fn keys_at_once(&self) -> usize {
+        if self.key.len() > 1 { 1000 } else { usize::MAX }
+    }
+
     /// A number that differs if the table is compared otherwise. It may also differ in another version of
     /// pgapace; then the table is compared again from its beginning.
     pub(crate) fn fingerprint(&self) -> i64 {

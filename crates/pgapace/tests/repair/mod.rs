@@ -7,6 +7,7 @@ mod held;
 mod kept;
 mod keys;
 mod left_out;
+mod many;
 mod reading;
 mod rebase;
 mod under_load;
