@@ -36,7 +36,7 @@ use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::catalogue::{field, parse_name_array};
 use crate::subscriber::session::{self, Purpose, Subscriber};
 use crate::subscriber::state::verification::VerificationNumber;
-use crate::subscriber::state::verification::differences::settle_sql;
+use crate::subscriber::state::verification::differences::{settle_sql, unrecorded};
 use crate::subscriber::state::{SubscriptionId, ownership, progress};
 use crate::subscriber::writer_tag::{TagRules, Writer, WriterTag};
 use crate::verify::plan::TablePlan;
@@ -143,11 +143,13 @@ impl Repairer<'_> {
             })?;
             let Some(last) = last_id(&batch) else { return Ok(()) };
             match self.batch(plan, &batch, print) {
-                // A value is in use by a row of a later batch.
                 Err(RepairFailure::OfTable(failure))
-                    if failure.sqlstate.as_deref().is_some_and(sqlstate::is_taken_value)
-                        && batch.len() == size =>
+                    if failure.sqlstate.as_deref().is_some_and(sqlstate::is_taken_value) =>
                 {
+                    // If this is the last batch, no later one has the row that uses the value.
+                    if batch.len() < size {
+                        return Err(self.value_in_use(control, plan, failure)?.into());
+                    }
                     sizes.widen();
                 }
                 repaired => {
@@ -158,6 +160,30 @@ impl Repairer<'_> {
                 }
             }
         }
+    }
+
+    /// The failure for a value that a row uses which is not repaired, with what to do about that row.
+    fn value_in_use(
+        &self,
+        control: &mut Session,
+        plan: &TablePlan,
+        failure: Failure,
+    ) -> Result<Failure> {
+        let counted = unrecorded(control, self.id)?;
+        let next = match counted.iter().find(|(table, _)| *table == plan.name) {
+            Some((_, count)) => format!(
+                "The row that uses the value may be one of {count} that differ and are not recorded. Run pgapace verify \
+                 with a greater --max-differences, and repair again."
+            ),
+            None if self.options.delete_extra => {
+                "A row that is not repaired uses the value. Run pgapace verify and repair again; if it says the same, \
+                 look for that row on the subscriber."
+                    .to_owned()
+            }
+            None => "If a row that only the subscriber has uses the value, repair with --delete-extra."
+                .to_owned(),
+        };
+        Ok(failure.hint(format!("The batch is rolled back. {next}")))
     }
 
     fn batch(
@@ -246,10 +272,7 @@ impl Repairer<'_> {
         ownership::join(ours, self.id)?;
         let tag = WriterTag::attach(ours, self.id, self.options.tags, Writer::Repair)?;
         taken.writes_from(ours.backend_pid())?;
-        let writing = |e: &wire::Error| {
-            Failure::subscriber(e, &format!("repairing {}", plan.name))
-                .hint("The batch is rolled back. If a value is in use by a row that only the subscriber has, repair with --delete-extra.")
-        };
+        let writing = |e: &wire::Error| Failure::subscriber(e, &format!("repairing {}", plan.name));
         let held = ours
             .simple(&format!("BEGIN; {BRIEFLY}; {}", taken.write_sql()))
             .map_err(|e| writing(&e))?;

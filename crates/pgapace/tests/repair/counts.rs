@@ -54,6 +54,40 @@ fn differences_that_were_not_recorded_are_named() {
     });
 }
 
+/// Unique values have moved between rows, of which the verification recorded a part: no row is extra.
+#[test]
+fn a_value_that_a_row_without_a_record_uses_is_explained() {
+    on_versions(&[(15, 18), (18, 15)], |case| {
+        case.replicate("CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text)");
+        case.publisher.sql("INSERT INTO t SELECT i, i FROM generate_series(1, 40) i");
+        case.run_until_current();
+        case.subscriber.sql("UPDATE t SET u = -u; UPDATE t SET u = 1 - u");
+        case.tool.finish("verify", &["--max-differences", "10"]).expect(18, &["40 rows differ"]);
+        for args in [&[][..], &["--delete-extra"]] {
+            let failed = case.tool.finish("repair", args);
+            failed.expect(5, &["23505", "one of 30 that differ", "a greater --max-differences"]);
+            assert!(!failed.log.contains("--delete-extra"), "{}", failed.log);
+        }
+        case.tool.finish("verify", &["--max-differences", "1000"]).expect(18, &[]);
+        case.tool.finish("repair", &[]).expect(0, &[]);
+        case.expect_equal(&["t"]);
+        // A row that only the subscriber has is another case.
+        case.subscriber.sql("UPDATE t SET id = 100 WHERE id = 7");
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        case.tool.finish("repair", &[]).expect(5, &["23505", "repair with --delete-extra"]);
+        case.tool.finish("repair", &["--delete-extra"]).expect(0, &[]);
+        // Another error is not about values in use.
+        case.subscriber.sql(
+            "DELETE FROM t WHERE id = 8; ALTER TABLE t ADD own int NOT NULL DEFAULT 0; \
+             ALTER TABLE t ALTER own DROP DEFAULT",
+        );
+        case.tool.finish("verify", &[]).expect(18, &[]);
+        let failed = case.tool.finish("repair", &[]);
+        failed.expect(5, &["23502"]);
+        assert!(!failed.log.contains("--delete-extra"), "{}", failed.log);
+    });
+}
+
 #[test]
 fn rows_that_only_the_subscriber_has_stay_counted() {
     let case = Case::new(18, 18);
