@@ -92,9 +92,17 @@ pub enum By {
 pub struct PublishedBy {
     relation: Option<Relation>,
     entries: Vec<Entry>,
-    /// The last position at which the table was seen published, if a later reading found it
-    /// unpublished.
-    unpublished_since: Option<Lsn>,
+    unpublished: Option<Unpublished>,
+}
+
+/// The readings between which a table ceased to be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Unpublished {
+    /// The position of the last reading that found it published.
+    since: Lsn,
+    /// The end of WAL after the first reading that did not.
+    /// Earlier versions have not recorded it.
+    by: Option<Lsn>,
 }
 
 /// Why a table may lack changes.
@@ -202,21 +210,21 @@ impl PublishedBy {
     #[must_use]
     pub fn new(relation: Relation, mut entries: Vec<Entry>) -> Self {
         entries.sort();
-        Self { relation: Some(relation), entries, unpublished_since: None }
+        Self { relation: Some(relation), entries, unpublished: None }
     }
 
     /// The same, after a reading that found the table unpublished. `since` is the position of the
-    /// reading before that one.
+    /// reading before that one, `by` the end of WAL after this one.
     #[must_use]
-    pub fn unpublished(&self, since: Lsn) -> Self {
-        let unpublished_since = self.unpublished_since.or(Some(since));
-        Self { unpublished_since, ..self.clone() }
+    pub fn unpublished(&self, since: Lsn, by: Lsn) -> Self {
+        let unpublished = self.unpublished.or(Some(Unpublished { since, by: Some(by) }));
+        Self { unpublished, ..self.clone() }
     }
 
     /// The position from which on the table was unpublished, if a reading found that.
     #[must_use]
     pub fn unpublished_since(&self) -> Option<Lsn> {
-        self.unpublished_since
+        self.unpublished.map(|unpublished| unpublished.since)
     }
 
     /// Whether changes of this operation are published: i, u, d or t, as in [`Entry::options`].
@@ -240,7 +248,7 @@ impl PublishedBy {
             return Some(gap);
         }
         // An unlogged table is not published, whatever the catalog rows of publications say.
-        if self.unpublished_since.is_some() {
+        if self.unpublished.is_some() {
             return Some(Gap::TakenOut);
         }
         let stays = |old: &&Entry| now.entries.iter().any(|new| old.is_still(new));
@@ -367,8 +375,9 @@ impl Display for PublishedBy {
         if let Some(relation) = &self.relation {
             writeln!(f, "{relation}")?;
         }
-        if let Some(lsn) = self.unpublished_since {
-            writeln!(f, "{UNPUBLISHED}{lsn}")?;
+        if let Some(Unpublished { since, by }) = self.unpublished {
+            let by = by.map(|lsn| format!(" {lsn}")).unwrap_or_default();
+            writeln!(f, "{UNPUBLISHED}{since}{by}")?;
         }
         self.entries.iter().try_for_each(|entry| writeln!(f, "{entry}"))
     }
@@ -382,8 +391,10 @@ impl FromStr for PublishedBy {
         for line in text.lines() {
             if line.starts_with(RELATION) {
                 read.relation = Some(line.parse()?);
-            } else if let Some(lsn) = line.strip_prefix(UNPUBLISHED) {
-                read.unpublished_since = Some(lsn.parse().map_err(|_| Unreadable)?);
+            } else if let Some(lsns) = line.strip_prefix(UNPUBLISHED) {
+                let mut lsns = lsns.split(' ').map(|lsn| lsn.parse().map_err(|_| Unreadable));
+                let since = lsns.next().ok_or(Unreadable)??;
+                read.unpublished = Some(Unpublished { since, by: lsns.next().transpose()? });
             } else {
                 read.entries.push(line.parse()?);
             }
@@ -486,6 +497,17 @@ mod tests {
         assert_eq!(gap(&[part], &both), Some(Gap::PublishedByMore));
     }
 
+    #[test]
+    fn a_record_of_an_earlier_version_has_only_the_last_reading_that_found_the_table() {
+        let with_both = PublishedBy::new(relation(), Vec::new()).unpublished(Lsn(7), Lsn(8));
+        let text = with_both.to_string();
+        assert!(text.ends_with("unpublished 0/7 0/8\n"), "{text}");
+        let earlier: PublishedBy = text.replace(" 0/8", "").parse().unwrap();
+        assert_eq!(earlier.unpublished_since(), Some(Lsn(7)));
+        assert_ne!(earlier, with_both);
+        assert!(text.replace("0/8", "soon").parse::<PublishedBy>().is_err());
+    }
+
     fn entries() -> impl Strategy<Value = Entry> {
         let by = prop_oneof![
             Just(By::All),
@@ -526,7 +548,7 @@ mod tests {
             let published = PublishedBy::new(relation, entries);
             prop_assert_eq!(published.to_string().parse(), Ok(published.clone()));
             prop_assert_eq!(published.gap_until(&published), None);
-            let unpublished = published.unpublished(Lsn(7)).unpublished(Lsn(9));
+            let unpublished = published.unpublished(Lsn(7), Lsn(8)).unpublished(Lsn(9), Lsn(10));
             prop_assert_eq!(unpublished.unpublished_since(), Some(Lsn(7)));
             prop_assert_eq!(unpublished.to_string().parse(), Ok(unpublished.clone()));
             prop_assert_eq!(unpublished.gap_until(&published), Some(Gap::TakenOut));

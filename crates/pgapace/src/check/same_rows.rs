@@ -24,12 +24,19 @@ Each row would be there twice. A subscription cannot be renamed: keep its name; 
 pgapace run --if-not-empty rebase. A native subscription is taken over with pgapace adopt. Where both are needed, take \
 the table out of a publication, or give both disjoint row filters.";
 
+/// What another subscription does with a table that it no longer publishes.
+const EARLIER: &str =
+    "may still apply changes from before the table was removed from its publications";
+
 /// Whether another subscription receives the same rows of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Overlap {
     /// If both row filters hold for a row, or if the other subscription is one of this publisher's database.
     Possible,
     Certain,
+    /// The other subscription no longer publishes the table, but may still apply changes from before: later than a copy
+    /// that is made now, which has newer rows.
+    Earlier,
 }
 
 /// Another subscription that may receive the same rows of a table.
@@ -43,6 +50,13 @@ pub(crate) struct SameRows {
     pub(crate) is_native: bool,
     /// Whether it has copied the rows, so that another copy has them twice.
     pub(crate) copies_data: bool,
+}
+
+impl SameRows {
+    /// Whether no copy can be right, also if the user has decided to keep rows of both.
+    pub(crate) fn is_earlier(&self) -> bool {
+        self.overlap == Overlap::Earlier
+    }
 }
 
 /// The other subscriptions that may receive the same rows of these tables. `name` is that of pgapace's subscription.
@@ -79,17 +93,12 @@ pub(crate) fn among(
         !other_system && is_used.is_some_and(|is_used| is_used || !other.has_worker)
     });
     let with_inserts = with_inserts(publisher, publications, &others)?;
-    if !publications.iter().any(|name| with_inserts.contains(name)) {
-        return Ok(Vec::new());
-    }
+    let inserts_here = publications.iter().any(|name| with_inserts.contains(name));
     let mut contents: BTreeMap<Vec<String>, Vec<PublishedTable>> = BTreeMap::new();
     let mut found = Vec::new();
     for other in others {
         let mut theirs = other.publications.clone();
         theirs.retain(|name| with_inserts.contains(name));
-        if theirs.is_empty() {
-            continue;
-        }
         if !contents.contains_key(&theirs) {
             let tables = match publication::read_contents(publisher, &theirs) {
                 Ok(read) => read.tables,
@@ -100,7 +109,8 @@ pub(crate) fn among(
             contents.insert(theirs.clone(), tables);
         }
         let published = contents.get(&theirs).map_or(&[][..], Vec::as_slice);
-        if let Some(overlap) = overlap(&tables[other.place], &other, published) {
+        let overlap = overlap(&tables[other.place], &other, published);
+        if let Some(overlap) = overlap.filter(|one| inserts_here || *one == Overlap::Earlier) {
             let OtherSubscription { place, label, is_native, copies_data, .. } = other;
             found.push(SameRows { place, overlap, label, is_native, copies_data });
         }
@@ -114,7 +124,10 @@ fn overlap(
     other: &OtherSubscription,
     published: &[PublishedTable],
 ) -> Option<Overlap> {
-    let theirs = published.iter().find(|table| table.name == other.table)?;
+    let Some(theirs) = published.iter().find(|table| table.name == other.table) else {
+        let is_earlier = !other.is_native && other.system_identifier.is_some();
+        return is_earlier.then_some(Overlap::Earlier);
+    };
     let is_proven =
         if other.is_native { other.has_worker } else { other.system_identifier.is_some() };
     Some(if is_proven && share_rows(ours, theirs) { Overlap::Certain } else { Overlap::Possible })
@@ -245,6 +258,9 @@ pub(crate) fn compare(reports: &mut [Report]) {
 /// The message of `check` if another subscription receives the same rows of a table.
 pub(super) fn message(table: &str, same: &SameRows) -> String {
     let label = &same.label;
+    if same.is_earlier() {
+        return format!("table {table}: {label} {EARLIER}. pgapace copies it afterwards");
+    }
     let way_out = if same.is_native {
         "pgapace adopt takes the native subscription over, without a copy"
     } else {
@@ -269,14 +285,15 @@ pub(super) fn message_of_possible(same: &SameRows) -> String {
 
 /// The failure for tables whose rows a copy would have twice, if there are any.
 pub(crate) fn failure(found: &[SameRows], tables: &[PublishedTable]) -> Option<Failure> {
-    let copied = certain(found).filter(|same| same.copies_data);
     let named = |same: &SameRows| format!("{} ({})", tables[same.place].name, same.label);
-    let named: Vec<_> = copied.map(named).collect();
-    let message = format!(
-        "another subscription copies the same rows of this publisher's database: {}",
-        named.join(", ")
-    );
-    (!named.is_empty()).then(|| Failure::new(Class::Mismatch, message).hint(HINT))
+    let failure = |named: Vec<_>, what, hint| {
+        let message = format!("another subscription {what}: {}", named.join(", "));
+        (!named.is_empty()).then(|| Failure::new(Class::Mismatch, message).hint(hint))
+    };
+    let copied = certain(found).filter(|same| same.copies_data).map(named).collect();
+    let earlier = found.iter().filter(|same| same.is_earlier()).map(named).collect();
+    failure(copied, "copies the same rows of this publisher's database", HINT)
+        .or_else(|| failure(earlier, EARLIER, other_subscriptions::EARLIER_HINT))
 }
 
 /// The same for each of the tables.

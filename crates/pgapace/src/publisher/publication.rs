@@ -13,7 +13,7 @@ use wire::{Session, quote_ident, quote_literal};
 
 use crate::encoding_error;
 use crate::error::{Class, Failure, Result};
-use crate::publisher::session::CURRENT_LSN;
+use crate::publisher::session::{CURRENT_LSN, END_OF_WRITTEN_WAL};
 use crate::sqlstate;
 use crate::subscriber::catalogue::{field, first_row};
 use crate::table_name::{TableNameFields, sql_name};
@@ -134,6 +134,8 @@ pub(crate) struct PublicationContents {
     /// Transactions that commit before this LSN were published as in `tables`, if an earlier
     /// reading has the same.
     pub(crate) lsn: Lsn,
+    /// The end of WAL after the reading: every change of the catalogue that it has seen was written before.
+    pub(crate) end: Lsn,
     /// The OID of the publisher's database.
     pub(crate) database: u32,
     pub(crate) tables: Vec<PublishedTable>,
@@ -195,7 +197,7 @@ pub(crate) fn table(
     Ok(load(session, publications, &only, RowFilters::Unread)?.tables.pop())
 }
 
-/// Reads all tables with a fixed number of queries, and the end of WAL before the first one.
+/// Reads all tables with a fixed number of queries, and the end of WAL before the first one and after the last one.
 fn load(
     session: &mut Session,
     publications: &[String],
@@ -216,15 +218,18 @@ fn load(
         queries::columns(&tables_asked),
         queries::entries(major, &names, &tables_asked),
         queries::relations(&tables_asked),
+        format!("SELECT {END_OF_WRITTEN_WAL}"),
     ];
-    let [found, entries, relations] = query_each(session, asked.each_ref().map(String::as_str))?;
+    let [found, entries, relations, end] =
+        query_each(session, asked.each_ref().map(String::as_str))?;
     let columns = rows::columns(&found)?;
     let mut tables = rows::tables(&listed, columns, major)?;
     let mut published_by = rows::published_by(&entries, &relations)?;
     for table in &mut tables {
         table.published_by = published_by.remove(&table.oid).unwrap_or_default();
     }
-    Ok(PublicationContents { lsn, database, tables })
+    let end = field(&first_row(std::slice::from_ref(&end), "the query for an LSN")?, 0)?;
+    Ok(PublicationContents { lsn, end, database, tables })
 }
 
 fn query(session: &mut Session, sql: &str) -> Result<wire::Rows> {

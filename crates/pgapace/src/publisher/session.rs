@@ -260,6 +260,11 @@ pub(crate) fn standby_timeline(session: &mut Session) -> Option<u32> {
 pub(crate) const CURRENT_LSN: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_flush_lsn() END";
 
+/// SQL expression for the end of the WAL of every transaction that is visible. With `synchronous_commit = off`, one is
+/// visible before its WAL is flushed.
+pub(crate) const END_OF_WRITTEN_WAL: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \
+     THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END";
+
 /// SQL expression for the end of the publisher's WAL from which a lag is computed. A standby sends what it has replayed,
 /// and the subscriber is behind by what it has received too. The standby does not know what its primary has not sent yet.
 pub(crate) const END_OF_WAL: &str = "CASE WHEN pg_catalog.pg_is_in_recovery() \

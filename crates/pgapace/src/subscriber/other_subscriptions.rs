@@ -41,7 +41,7 @@ const NATIVE: &str = "\
 SELECT t.ord, pg_catalog.format('native subscription %I', s.subname), n.nspname, c.relname, s.subslotname,
   s.subpublications::pg_catalog.text, NULL::pg_catalog.text, true,
   EXISTS (SELECT FROM pg_catalog.pg_stat_subscription w
-    WHERE w.subid = s.oid AND w.relid IS NULL AND w.pid IS NOT NULL), true, true
+    WHERE w.subid = s.oid AND w.relid IS NULL AND w.pid IS NOT NULL), true, true, false
 FROM sharing t
 JOIN pg_catalog.pg_class c ON c.oid = t.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -49,30 +49,35 @@ JOIN pg_catalog.pg_subscription_rel r ON r.srrelid = t.oid
 JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid AND s.subslotname IS NOT NULL
 JOIN pg_catalog.pg_database d ON d.oid = s.subdbid AND d.datname = pg_catalog.current_database()";
 
-/// Those of pgapace that have not been switched over.
+/// Those of pgapace that have not been switched over, and have not applied every change that was published to them. The
+/// progress may have gaps: everything up to its first row is applied.
 const OURS: &str = "\
 SELECT t.ord, pg_catalog.format('subscription %s of pgapace', s.name), n.nspname, c.relname, s.slot_name,
   s.publications::pg_catalog.text, s.system_identifier, false, false, r.state NOT IN ('init', 'blocked'),
-  s.copy_data
+  s.copy_data, u.found
 FROM sharing t
 JOIN pg_catalog.pg_class c ON c.oid = t.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pgapace.relation r ON r.schema_name = n.nspname AND r.table_name = c.relname
 JOIN pgapace.subscription s ON s.id = r.subscription AND s.name <> $1
-WHERE pg_catalog.strpos(coalesce(r.published_by, ''), 'unpublished ') = 0
+CROSS JOIN LATERAL (SELECT pg_catalog.strpos(coalesce(r.published_by, ''), 'unpublished ') > 0) AS u (found)
+WHERE (NOT u.found OR coalesce(
+    (SELECT pg_catalog.min(p.lsn) FROM pgapace.progress p WHERE p.subscription = s.id)
+    < coalesce(pg_catalog.substring(r.published_by, 'unpublished [^ ]+ ([0-9A-F/]+)')::pg_catalog.pg_lsn,
+      s.published_lsn), true))
   AND NOT EXISTS (SELECT FROM pgapace.switchover w WHERE w.subscription = s.id
     AND w.step IN ('ended', 'opened'))";
 
 /// Used in place of [`OURS`] where the role may not read that. It names the parameter, because the server cannot find the type of an unused one.
 const NONE_OF_OURS: &str = "\
 SELECT 0::pg_catalog.int8, $1::pg_catalog.text, ''::pg_catalog.name, ''::pg_catalog.name, ''::pg_catalog.name,
-  ''::pg_catalog.text, ''::pg_catalog.text, false, false, false, false WHERE false";
+  ''::pg_catalog.text, ''::pg_catalog.text, false, false, false, false, false WHERE false";
 
 /// Whether the role may read what [`OURS`] reads.
 const READABLE: &str = "\
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'switchover')
+WHERE n.nspname = 'pgapace' AND c.relname IN ('subscription', 'relation', 'progress', 'switchover')
   AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')";
 
 /// Another subscription that changes a table.
@@ -95,7 +100,14 @@ pub(crate) struct OtherSubscription {
     pub(crate) is_copied: bool,
     /// Whether its first tables were copied, as far as is known.
     pub(crate) copies_data: bool,
+    /// Whether it is one of pgapace that has found the table unpublished, but has not applied all changes from before.
+    is_unpublished: bool,
 }
+
+/// The next step for tables that another subscription no longer publishes, while it may still apply changes of them.
+pub(crate) const EARLIER_HINT: &str = "\
+The changes that it has still to apply would overwrite newer rows. It has applied them as soon as it has looked at its \
+publications (--refresh-interval) and has caught up: see pgapace status. Start it if it does not run, or pgapace drop it.";
 
 /// The other subscriptions that change tables. `name` is that of pgapace's subscription.
 pub(crate) fn list(
@@ -105,7 +117,7 @@ pub(crate) fn list(
 ) -> Result<Vec<OtherSubscription>> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "looking for other subscriptions");
     let rows = session.query(READABLE, &[]).map_err(|e| failed(&e))?;
-    let readable = rows.first().is_some_and(|row| row.get(0) == Some("3"));
+    let readable = rows.first().is_some_and(|row| row.get(0) == Some("4"));
     let ours = if readable { OURS } else { NONE_OF_OURS };
     let [schemas, names] = table_name_arrays(tables);
     let sql = format!(
@@ -125,6 +137,7 @@ pub(crate) fn list(
             has_worker: boolean(&row, 8)?,
             is_copied: boolean(&row, 9)?,
             copies_data: boolean(&row, 10)?,
+            is_unpublished: boolean(&row, 11)?,
         })
     };
     rows.iter().map(other).collect()
@@ -168,10 +181,12 @@ pub(crate) fn refuse(
     tables: &[TableName],
     (what, hint): (&str, &str),
 ) -> Result<()> {
-    let others = read(session, name, tables)?;
-    if others.is_empty() {
+    let listed = list(session, name, tables)?;
+    if listed.is_empty() {
         return Ok(());
     }
+    let others = labels(&listed);
+    let hint = if listed.iter().all(|other| other.is_unpublished) { EARLIER_HINT } else { hint };
     let named = |(place, others): (usize, String)| format!("{} ({others})", tables[place]);
     let named: Vec<_> = others.into_iter().map(named).collect();
     Err(Failure::new(Class::Mismatch, format!("{what}: {}", named.join(", "))).hint(hint))

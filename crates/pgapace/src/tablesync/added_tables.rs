@@ -172,6 +172,7 @@ impl<'a> Adder<'a> {
             not_due: self.failed.not_due(now),
             copies_added: self.context.copy_data,
             refuses_rows: self.context.options.if_not_empty.refuses(),
+            keeps_rows: self.context.options.keeps_rows(),
         };
         let answers = inspection.start().inspect_err(|failure| self.refresh_failed(failure));
         self.inspection.begun(subject, now, answers.ok());

@@ -1,5 +1,5 @@
 //! No table is copied whose rows another subscription copies from the same publisher's database, unless the user has
-//! decided so (`--if-not-empty keep`).
+//! decided so (`--if-not-empty keep`). Nor is one whose earlier changes another subscription may still apply.
 //!
 //! Two copies that begin at the same time would not see each other: first ones, or those of a table that is added to the
 //! publications of two subscriptions at once. So the last look and the record that a copy has begun are made under a lock.
@@ -31,10 +31,10 @@ pub(super) fn allowed(
 ) -> Result<Pending> {
     let tables: Vec<_> = pending.iter().map(|(table, _)| table.clone()).collect();
     let asked = (context.subscription, context.publications);
-    let found = same_rows::read(publisher, control, asked, &tables)?;
+    let mut found = same_rows::read(publisher, control, asked, &tables)?;
     if context.options.keeps_rows() {
         same_rows::warn(&found, &tables);
-        return Ok(pending);
+        found.retain(SameRows::is_earlier);
     }
     if !context.is_beside_stream() {
         same_rows::failure(&found, &tables).map_or(Ok(()), Err)?;

@@ -5,11 +5,12 @@ use rustc_hash::FxHashSet;
 use wire::Session;
 
 use crate::apply::thread;
-use crate::check::same_rows;
+use crate::check::same_rows::{self, SameRows};
 use crate::error::{Failure, Result};
 use crate::publisher::publication::{self, PublicationContents, PublishedTable};
 use crate::publisher::session::Publisher;
 use crate::sqlstate;
+use crate::subscriber::other_subscriptions;
 use crate::subscriber::replaced_tables;
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::ownership::OwnedEpoch;
@@ -77,6 +78,8 @@ pub(super) struct Inspection {
     pub(super) copies_added: bool,
     /// Whether no table may hold rows that is to be copied.
     pub(super) refuses_rows: bool,
+    /// Whether copies keep the rows that are there.
+    pub(super) keeps_rows: bool,
 }
 
 impl Inspection {
@@ -159,23 +162,30 @@ impl Inspection {
     }
 
     /// A table that is not empty because another subscription has copied the same rows needs other steps than one that
-    /// holds rows of its own.
+    /// holds rows of its own. An empty one is not copied either ([`claim`](crate::tablesync::claim)).
     fn tell_whose_rows(
         &self,
         session: &mut Session,
         publisher: Option<Session>,
         judged: &mut [(PublishedTable, Judged)],
     ) -> Result<()> {
-        let is_filled = |(_, one): &&mut (_, Judged)| matches!(one, Err(Obstacle::NotEmpty));
-        let filled: Vec<_> = judged.iter_mut().filter(is_filled).collect();
-        if filled.is_empty() {
+        let is_asked = |(_, one): &&mut (_, Judged)| match one {
+            Ok(_) => self.copies_added,
+            Err(obstacle) => matches!(obstacle, Obstacle::NotEmpty),
+        };
+        let judged: Vec<_> = judged.iter_mut().filter(is_asked).collect();
+        let tables: Vec<_> = judged.iter().map(|(table, _)| table.clone()).collect();
+        let names: Vec<_> = tables.iter().map(|table| table.name.clone()).collect();
+        let others = other_subscriptions::list(session, &self.subscription, &names)?;
+        if others.is_empty() {
             return Ok(());
         }
-        let tables: Vec<_> = filled.iter().map(|(table, _)| table.clone()).collect();
         let mut publisher = publisher.map_or_else(|| self.connect_to_publisher(), Ok)?;
-        let asked = (self.subscription.as_str(), &self.publications[..]);
-        let same = same_rows::read(&mut publisher, session, asked, &tables)?;
-        for ((_, one), failure) in filled.into_iter().zip(same_rows::of_each(&same, &tables)) {
+        let mut same = same_rows::among(&mut publisher, others, &self.publications, &tables)?;
+        if self.keeps_rows {
+            same.retain(SameRows::is_earlier);
+        }
+        for ((_, one), failure) in judged.into_iter().zip(same_rows::of_each(&same, &tables)) {
             if let Some(failure) = failure {
                 *one = Err(Obstacle::Unfit(failure));
             }

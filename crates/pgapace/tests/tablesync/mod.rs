@@ -18,6 +18,7 @@ mod indexes;
 mod indexes_kept;
 mod kinds;
 mod merged;
+mod moved;
 mod passing_errors;
 mod progress;
 mod published_meanwhile;

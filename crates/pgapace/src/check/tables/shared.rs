@@ -37,8 +37,8 @@ pub(super) fn report(
         let table = &published[place];
         let name = table.name.to_string();
         let of_it = || same_rows.iter().filter(|same| same.place == place);
-        let message = if let Some(same) = of_it().find(|same| same.overlap == Overlap::Certain) {
-            if same.copies_data {
+        let message = if let Some(same) = of_it().find(|same| same.overlap != Overlap::Possible) {
+            if same.copies_data || same.is_earlier() {
                 shared.same_rows.insert(table.name.clone());
             }
             same_rows::message(&name, same)

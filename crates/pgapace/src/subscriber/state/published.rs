@@ -204,7 +204,8 @@ pub(crate) fn compare(
             let by = table.by.unwrap_or_default();
             if by.unpublished_since().is_none() {
                 names.push(table.name);
-                seen.push(by.unpublished(looked_at.unwrap_or(contents.lsn)).to_string());
+                let since = looked_at.unwrap_or(contents.lsn);
+                seen.push(by.unpublished(since, contents.end).to_string());
             }
             continue;
         };
@@ -404,8 +405,9 @@ mod tests {
 
     #[test]
     fn a_table_that_is_known_to_be_unpublished_is_judged() {
-        let contents = PublicationContents { lsn: Lsn(9), database: 5, tables: Vec::new() };
-        let unpublished = PublishedBy::default().unpublished(Lsn(5));
+        let tables = Vec::new();
+        let contents = PublicationContents { lsn: Lsn(9), end: Lsn(9), database: 5, tables };
+        let unpublished = PublishedBy::default().unpublished(Lsn(5), Lsn(6));
         let tables = vec![
             table("known", Some(unpublished), Some(1)),
             table("new", Some(PublishedBy::default()), Some(1)),
