@@ -6,9 +6,13 @@
 //! * Two schemas exchanged their names, and exchanged them back. The catalog looks as before.
 //! * One transaction drops a table, creates it again and fills it, and waits for a synchronous standby. The
 //!   walsender sends it, but no other session sees it until the standby has confirmed it.
+//! * A table was renamed, and renamed back, and has a new owner since: that hides the other name.
+//! * The root of a published partition was published for a moment. The publisher sent the changes of the partition as
+//!   those of the root.
 //!
 //! A run that receives such a change ends before it applies anything of it, because the next look at the publications
-//! mostly explains more ([`crate::published`]). Where that look finds no gap, the next run believes the stream.
+//! mostly explains more ([`crate::published`]). Where that look finds no gap, the next run believes the stream. If the name
+//! is not one of the subscription, the look is made at once.
 
 use std::sync::Arc;
 
@@ -19,7 +23,7 @@ use crate::relation::RemoteRelation;
 use crate::sync_lsn::SyncLsn;
 use crate::table_name::TableName;
 
-/// A table that the stream named like one that may be another.
+/// A table that the stream named like one that may be another, or like its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedTable {
     /// Its name when the change was written.
@@ -67,7 +71,8 @@ pub fn gap_in_stream(
     let lacks = |named: &NamedTable| sync_lsn.is_some_and(|copied| copied.passes(named.lsn));
     let had_another_name =
         |named: &NamedTable| named.name != *name && named.oid == oid && lacks(named);
-    first(Gap::OtherTableInStream, &is_another).or_else(|| first(Gap::Renamed, &had_another_name))
+    first(Gap::OtherTableInStream, &is_another)
+        .or_else(|| first(Gap::OtherNameInStream, &had_another_name))
 }
 
 #[cfg(test)]
@@ -114,10 +119,21 @@ mod tests {
     fn a_table_that_had_the_name_of_another_one_lacks_changes_unless_it_was_copied_later() {
         let seen = [named("blue", 2, 20)];
         let gap = |sync_lsn| gap_in_stream(&seen, &name("green"), 2, sync_lsn);
-        assert_eq!(gap(COPIED), Some((Gap::Renamed, Lsn(20))));
-        assert_eq!(gap(Some(SyncLsn(Lsn(20)))), Some((Gap::Renamed, Lsn(20))));
+        let found = Some((Gap::OtherNameInStream, Lsn(20)));
+        assert_eq!(gap(COPIED), found);
+        assert_eq!(gap(Some(SyncLsn(Lsn(20)))), found);
         assert_eq!(gap(Some(SyncLsn(Lsn(21)))), None);
         assert_eq!(gap(None), None);
+    }
+
+    /// A root that is not published now is no table of the subscription.
+    #[test]
+    fn partitions_whose_changes_came_under_the_name_of_their_root_lack_them() {
+        let seen = [named("root", 1, 20), named("root", 2, 20), named("root", 3, 20)];
+        let gap = |table, oid, sync_lsn| gap_in_stream(&seen, &name(table), oid, sync_lsn);
+        assert_eq!(gap("leaf", 2, COPIED), Some((Gap::OtherNameInStream, Lsn(20))));
+        assert_eq!(gap("copied_later", 3, Some(SyncLsn(Lsn(21)))), None);
+        assert_eq!(gap("elsewhere", 4, COPIED), None);
     }
 
     /// The stream does not tell which of the two was copied.

@@ -17,7 +17,7 @@
 //!
 //! * Another oid is another table.
 //! * ALTER TABLE … RENAME and SET SCHEMA update the row type of the table (its `pg_type.xmin`).
-//!   Only a new owner does so too.
+//!   Only a new owner does so too, which hides another name; the stream may show that ([`crate::other_table`]).
 //! * A partition is published through its partitioned table only while it is attached, and each
 //!   ATTACH inserts a row in `pg_inherits`. If its rows are published under the name of the root,
 //!   the rows that it held before it was attached are never sent. A partition that was created as
@@ -131,6 +131,8 @@ pub enum Gap {
     /// The catalog shows none of these, but the stream has changes of another table under the name
     /// ([`crate::other_table`]).
     OtherTableInStream,
+    /// The catalog shows none of these, but the stream has changes of the table under another name.
+    OtherNameInStream,
 }
 
 impl Gap {
@@ -155,6 +157,7 @@ impl Display for Gap {
             Self::Detached => "it was detached from its partitioned table",
             Self::PartitionAttached => "a partition was attached that may already have held rows",
             Self::OtherTableInStream => "changes of another table came under its name",
+            Self::OtherNameInStream => "its changes came under another name",
         })
     }
 }

@@ -250,6 +250,12 @@ impl<C> DeferredTables<C> {
         self.received = self.received.max(lsn);
     }
 
+    /// Everything that commits before it was received in this run.
+    #[must_use]
+    pub fn received_up_to(&self) -> Lsn {
+        self.received
+    }
+
     /// Whether changes of this relation are deferred.
     #[must_use]
     pub fn has(&self, relation: &RemoteRelation) -> bool {

@@ -199,6 +199,11 @@ impl Tables {
         !same
     }
 
+    /// Those of these oids that tables of the subscription have on the publisher.
+    pub(crate) fn members_among(&self, oids: &FxHashSet<u32>) -> Vec<u32> {
+        self.oids.values().map(|oid| oid.0).filter(|oid| oids.contains(oid)).collect()
+    }
+
     /// Adds a table that was copied while the stream went on, under a snapshot with this oid.
     pub(crate) fn add_copied(&mut self, table: &PublishedTable, sync_lsn: SyncLsn) {
         self.add(table.name.clone(), sync_lsn);

@@ -183,6 +183,21 @@ pub(crate) fn dropped(session: &mut Session, oids: &[u32]) -> Result<FxHashSet<u
     rows.iter().flatten().map(|row| field(&row, 0)).collect()
 }
 
+/// Returns the oid of a table, and those of all partitions below it.
+pub(crate) fn with_partitions(session: &mut Session, oid: u32) -> Result<FxHashSet<u32>> {
+    let sql = format!(
+        "WITH RECURSIVE below AS ( \
+           SELECT '{oid}'::pg_catalog.oid AS oid \
+           UNION ALL SELECT i.inhrelid FROM below b \
+             JOIN pg_catalog.pg_class c ON c.oid = b.oid AND c.relkind = 'p' \
+             JOIN pg_catalog.pg_inherits i ON i.inhparent = b.oid) \
+         SELECT b.oid FROM below b"
+    );
+    let rows =
+        session.simple(&sql).map_err(|e| Failure::publisher(&e, "looking for partitions"))?;
+    rows.iter().flatten().map(|row| field(&row, 0)).collect()
+}
+
 /// Returns one table by name, if it is published, as a [`read_contents`] does.
 pub(crate) fn table(
     session: &mut Session,

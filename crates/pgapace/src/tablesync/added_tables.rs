@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::TryRecvError;
+use engine::other_table::NamedTable;
 use engine::relation::RemoteRelation;
 use engine::sync_lsn::SyncLsn;
 use engine::table_name::TableName;
 use engine::transaction::TransactionHead;
 use pgoutput::Lsn;
+use rustc_hash::FxHashSet;
 use wire::Session;
 
 use crate::apply::blockers::CopyWatch;
@@ -33,7 +35,7 @@ use crate::subscriber::state::repertoire::Repertoire;
 use crate::tablesync::copy_events::Copying;
 use crate::tablesync::copy_requests;
 use crate::tablesync::inspection::{InspectedTable, Inspection, InspectionAnswer, may_be_judged};
-use crate::tablesync::subscriber_tables::{self};
+use crate::tablesync::subscriber_tables::{self, Obstacle};
 use crate::tablesync::table_state;
 use crate::tablesync::{SyncContext, blocked};
 use copy_thread::CopyThread;
@@ -125,7 +127,7 @@ impl<'a> Adder<'a> {
         };
         match answers.try_recv() {
             Ok(InspectionAnswer::Published { before, contents }) => {
-                self.compare(control, tables, (&before, &contents))?;
+                self.compare(control, tables, (&before, &contents, &[]))?;
             }
             Ok(InspectionAnswer::Inspected { found, locked }) => {
                 self.inspection.ended();
@@ -202,8 +204,14 @@ impl<'a> Adder<'a> {
         self.inspection.look_soon();
     }
 
-    /// Reads the publications now.
-    pub(crate) fn look_now(&mut self, control: &mut Session, tables: &mut Tables) -> Result<()> {
+    /// Reads the publications now. The stream has named the tables of the subscription with the oids of `others` in
+    /// another way.
+    pub(crate) fn look_now(
+        &mut self,
+        control: &mut Session,
+        tables: &mut Tables,
+        others: &[NamedTable],
+    ) -> Result<()> {
         let context = self.context;
         if context.publisher.is_absent() {
             return Ok(());
@@ -217,7 +225,7 @@ impl<'a> Adder<'a> {
                 publication::check_exist(&mut session, context.publications)?;
                 Ok(contents)
             })?;
-        self.compare(control, tables, (&before, &contents))
+        self.compare(control, tables, (&before, &contents, others))
     }
 
     /// Compares a look with the records of the tables, which were as in `before` when it began.
@@ -225,7 +233,7 @@ impl<'a> Adder<'a> {
         &mut self,
         control: &mut Session,
         tables: &mut Tables,
-        (before, contents): (&PreviousReading, &PublicationContents),
+        (before, contents, others): (&PreviousReading, &PublicationContents, &[NamedTable]),
     ) -> Result<()> {
         tables.find_published(&contents.tables);
         let recorded = published::read(control, self.context.id)?.unchanged_since(before);
@@ -233,7 +241,7 @@ impl<'a> Adder<'a> {
             control,
             self.context.owner(),
             recorded,
-            (contents, &[]),
+            (contents, others),
             self.context.options,
             self.context.copy_data,
         )?;
@@ -413,14 +421,16 @@ impl<'a> Adder<'a> {
 
     /// Deletes the state of a table that was to be copied and is no longer published. If rows of it are left
     /// (`holds_rows`), they would keep it from being copied when it is published again; if added tables are not copied,
-    /// it would be added without its copy. So it is blocked until then.
+    /// it would be added without its copy. So it is blocked until then. Changes of it that were received are gone.
     pub(crate) fn forget(
         &self,
         control: &mut Session,
         tables: &mut Tables,
         (table, holds_rows): (&TableName, bool),
+        received: Lsn,
     ) -> Result<()> {
         let context = self.context;
+        log_skipped(table, received);
         if context.copy_data && !holds_rows {
             return state::forget_relation(control, context.id, table);
         }
@@ -433,8 +443,10 @@ impl<'a> Adder<'a> {
 
     /// Looks up an added table on both servers, and decides whether it is copied. The head is that of a transaction that
     /// changes it.
+    ///
+    /// These may be changes of a table of the subscription, which it lacks under its own name ([`engine::other_table`]).
     pub(crate) fn add(
-        &self,
+        &mut self,
         control: &mut Session,
         tables: &mut Tables,
         (remote, head): (&RemoteRelation, TransactionHead),
@@ -454,30 +466,16 @@ impl<'a> Adder<'a> {
         };
         let sessions = [control.cancel_handle(), session.cancel_handle()];
         let found = interruptible(context.shutdown, &sessions, "table sync", || {
-            // Read first: the result says nothing about transactions that commit later, or are not visible yet.
-            let now = current_lsn(&mut session)?;
-            let xids = SnapshotXids::read(&mut session)?;
-            let name = &remote.name;
-            let published = publication::table(&mut session, context.publications, name)?;
-            let copies = context.copy_data || copy_requests::is_wanted(control, context.id, name)?;
-            // With a copy, the copy thread checks the subscriber's table, and may wait for its
-            // lock.
-            let obstacle = match &published {
-                Some(published) if !copies => {
-                    let found = subscriber_tables::fit(
-                        control,
-                        std::slice::from_ref(published),
-                        |_, _| false,
-                    )?;
-                    found.into_iter().find_map(std::result::Result::err)
-                }
-                _ => None,
-            };
-            Ok(((now, xids), published, obstacle, copies))
+            LookedUp::read(context, control, &mut session, remote)
         })?;
         drop(session);
-        let ((now, _), Some(published), obstacle, copies) = found else {
-            let ((now, xids), .., copies) = found;
+        let LookedUp { now, xids, oids, published, obstacle, copies } = found;
+        let member = |oid| NamedTable { name: remote.name.clone(), oid, lsn: head.commit_lsn };
+        let lacking: Vec<_> = tables.members_among(&oids).into_iter().map(member).collect();
+        if !lacking.is_empty() {
+            self.look_now(control, tables, &lacking)?;
+        }
+        let Some(published) = published else {
             if !xids.show(head.xid) {
                 return self.add_invisible(control, tables, (remote, head), (dispatched, copies));
             }
@@ -486,12 +484,7 @@ impl<'a> Adder<'a> {
             // visible yet may have created it again.
             let again = !copies && xids.may_lack_others(head.xid);
             let until = if again { Lsn(head.commit_lsn.0 + 1) } else { now };
-            tracing::warn!(
-                event = "table_changes_skipped",
-                table = remote.name.to_string(),
-                %until,
-                "changes of a table that is no longer published are skipped"
-            );
+            log_skipped(&remote.name, until);
             tables.set_gone(remote.name.clone(), until);
             return Ok(Added::Done);
         };
@@ -579,12 +572,60 @@ impl<'a> Adder<'a> {
     }
 }
 
+/// What both servers say of a table that is not part of the subscription.
+struct LookedUp {
+    /// The end of WAL before it was read: it says nothing about transactions that commit later, or are not visible yet.
+    now: Lsn,
+    xids: SnapshotXids,
+    /// The oids of the table and of its partitions.
+    oids: FxHashSet<u32>,
+    published: Option<PublishedTable>,
+    obstacle: Option<Obstacle>,
+    copies: bool,
+}
+
+impl LookedUp {
+    fn read(
+        context: SyncContext<'_>,
+        control: &mut Session,
+        session: &mut Session,
+        remote: &RemoteRelation,
+    ) -> Result<Self> {
+        let now = current_lsn(session)?;
+        let xids = SnapshotXids::read(session)?;
+        let oids = publication::with_partitions(session, remote.id.0)?;
+        let name = &remote.name;
+        let published = publication::table(session, context.publications, name)?;
+        let copies = context.copy_data || copy_requests::is_wanted(control, context.id, name)?;
+        // With a copy, the copy thread checks the subscriber's table, and may wait for its lock.
+        let obstacle = match &published {
+            Some(published) if !copies => {
+                let table = std::slice::from_ref(published);
+                let found = subscriber_tables::fit(control, table, |_, _| false)?;
+                found.into_iter().find_map(std::result::Result::err)
+            }
+            _ => None,
+        };
+        Ok(Self { now, xids, oids, published, obstacle, copies })
+    }
+}
+
 /// The publisher could not be asked about tables that are added without a copy.
 fn not_looked_up(failure: Failure, tables: &str) -> Failure {
     failure.detail(format!(
         "Without a copy, pgapace must ask the publisher about added tables before it applies anything more: \
          {tables}."
     ))
+}
+
+/// Changes of a table that is not part of the subscription are not applied.
+fn log_skipped(table: &TableName, until: Lsn) {
+    tracing::warn!(
+        event = "table_changes_skipped",
+        table = table.to_string(),
+        %until,
+        "changes of a table that is no longer published are skipped"
+    );
 }
 
 /// The first of these names, for a message.

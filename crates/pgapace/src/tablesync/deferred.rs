@@ -248,7 +248,7 @@ impl<'a> StreamedTableSync<'a> {
         control: &mut Session,
         tables: &mut Tables,
     ) -> Result<()> {
-        self.adder.look_now(control, tables)
+        self.adder.look_now(control, tables, &[])
     }
 
     /// Whether a table was found that may lack changes, so that everything is to be set up anew.
@@ -447,7 +447,8 @@ impl<'a> StreamedTableSync<'a> {
             } else {
                 // It was taken out of the publication, or dropped, before the snapshot.
                 let holds_rows = states.get(name).is_some_and(RelationState::holds_rows);
-                self.adder.forget(leader.control, leader.tables, (name, holds_rows))?;
+                let (tables, received) = (&mut *leader.tables, leader.deferred.received_up_to());
+                self.adder.forget(leader.control, tables, (name, holds_rows), received)?;
             }
         }
         leader.deferred.remove(|table| names.contains(&table.name), leader.spool)

@@ -6,6 +6,7 @@ mod gaps_while_copying;
 mod gaps_while_starting;
 mod no_gap;
 mod not_visible;
+mod other_names;
 mod other_tables;
 mod own_schema;
 mod random;
