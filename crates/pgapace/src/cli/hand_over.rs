@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use wire::Session;
 
+use crate::apply::blockers::naming_blockers;
 use crate::cli::time::{LONGEST, time};
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::hand_over;
-use crate::stopping::interrupt::abandonable;
+use crate::stopping::interrupt::{LOOKS_ITSELF, abandonable, interruptible_after};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::state::ownership::{self, OwnerProcess};
 use crate::subscriber::state::{Subscription, find};
@@ -37,9 +38,16 @@ const LEFT: &str =
 pub(crate) fn run(args: &HandOverArgs) -> Result<()> {
     let shutdown = Shutdown::on_signals_or_leave(Class::Stopped.exit_code(), LEFT)?;
     let selection = args.selection.clone();
-    let (mut control, row) = abandonable(&shutdown, "connecting", move || selection.existing())??;
+    let (subscriber, mut control, row) =
+        abandonable(&shutdown, "connecting", move || selection.connected())??;
     let stopping = || shutdown.requested();
-    let asked = hand_over::ask(&mut control, &row, args.timeout, &stopping).map_err(|failure| {
+    let sessions = [control.cancel_handle()];
+    let asked = naming_blockers(&subscriber, &mut control, Some(row.id), |control| {
+        interruptible_after(LOOKS_ITSELF, &shutdown, &sessions, "the hand-over", || {
+            hand_over::ask(control, &row, args.timeout, &stopping)
+        })
+    });
+    let asked = asked.map_err(|failure| {
         match failure.class {
             Class::Stopped => failure.hint(
                 "The request was withdrawn. If the process has seen it before, it gives the subscription up all the \

@@ -6,6 +6,7 @@ use clap::Args;
 use engine::table_name::TableName;
 use wire::Session;
 
+use crate::apply::blockers::naming_blockers;
 use crate::apply::session_leases::Leaseholder;
 use crate::barrier::waiting_for;
 use crate::cli::{Selection, output};
@@ -77,6 +78,9 @@ struct Sides {
     row: Subscription,
 }
 
+/// This completes "stopped during …".
+const DOING: &str = "the start of the rebase";
+
 /// Drops the slot and forgets the progress, unless an interrupted rebase has done so.
 fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let mut sides = connect(config, shutdown)?;
@@ -84,13 +88,20 @@ fn begin(config: &Config, shutdown: &Shutdown) -> Result<()> {
     let found = interruptible(shutdown, &sessions, CHECKS, || check(config, &mut sides, shutdown))?;
     let Some(Found { system, slot, blocked }) = found else { return Ok(()) };
     shutdown.check(CHECKS)?;
-    let Sides { mut control, mut source, row, .. } = sides;
-    if slot.is_some() {
-        slot::drop(&mut source, &row.slot_name)?;
-    }
-    // A slot that is gone without this record is the reason for rebase.
-    let had_two_phase = slot.is_some_and(|slot| slot.two_phase);
-    state::set_rebasing(&mut control, row.id, &system, &blocked, had_two_phase)?;
+    let Sides { subscriber, mut control, mut source, row, .. } = sides;
+    let had_two_phase = slot.as_ref().is_some_and(|slot| slot.two_phase);
+    let begun = naming_blockers(&subscriber, &mut control, Some(row.id), |control| {
+        interruptible(shutdown, &sessions, DOING, || {
+            state::set_rebasing(control, row.id, &system, (&blocked, had_two_phase), || {
+                // A slot that is gone without this record is the reason for rebase.
+                slot.map_or(Ok(()), |_| slot::drop(&mut source, &row.slot_name).map(drop))
+            })
+        })
+    });
+    begun.map_err(|failure| match failure.class {
+        Class::Stopped => failure.hint("pgapace rebase begins again."),
+        _ => failure,
+    })?;
     tracing::info!(
         event = "rebase_started",
         subscription = config.name,
@@ -117,10 +128,13 @@ fn connect(config: &Config, shutdown: &Shutdown) -> Result<Sides> {
         }
         let none = ownership::Former::default();
         let stopping = || stop.requested();
-        let owning =
-            ownership::become_owner(&mut control, row.id, Duration::ZERO, &none, None, &stopping)?;
-        let row = ownership::fence(&mut control, row.id, &owning, &stopping)?
-            .ok_or_else(|| state::missing(&config.name))?;
+        let id = row.id;
+        let row = naming_blockers(&subscriber, &mut control, Some(id), |control| {
+            let owning =
+                ownership::become_owner(control, id, Duration::ZERO, &none, None, &stopping)?;
+            ownership::fence(control, id, &owning, &stopping)
+        })?;
+        let row = row.ok_or_else(|| state::missing(&config.name))?;
         // With these settings, the run that follows would be refused when the slot is gone.
         check_start(&mut control, &row, &config)?;
         // Its publications may have to change.

@@ -107,10 +107,16 @@ impl Selection {
 
     /// For verbs that change the records of one subscription.
     pub(crate) fn existing(&self) -> Result<(Session, state::Subscription)> {
+        self.connected().map(|(_, control, row)| (control, row))
+    }
+
+    /// The same, and where further sessions are opened.
+    pub(crate) fn connected(&self) -> Result<(Subscriber, Session, state::Subscription)> {
         let (name, site) = self.one_by_name()?;
-        let mut control = Subscriber::new(site.subscriber.clone(), &name).connect_first()?;
+        let mut subscriber = Subscriber::new(site.subscriber.clone(), &name);
+        let mut control = subscriber.connect_first()?;
         let row = state::find_existing(&mut control, &name)?;
-        Ok((control, row))
+        Ok((subscriber, control, row))
     }
 }
 

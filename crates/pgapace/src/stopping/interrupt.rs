@@ -20,6 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of the work waits for cancel requests that are under way.
 const UNDER_WAY_PATIENCE: Duration = Duration::from_secs(1);
 
+/// Patience of [`interruptible_after`] with work that looks at the request itself between its statements. A statement
+/// that waits for nobody is not cancelled then, which would be an error in the server's log.
+pub(crate) const LOOKS_ITSELF: Duration = Duration::from_secs(1);
+
 /// Runs `work`. After a request to stop, cancels the statements of these sessions until the work
 /// ends. A failure of the work is then reported as stopped, unless the same failure would occur
 /// again.

@@ -117,6 +117,11 @@ impl Subscriber {
         if self.citus { citus::recover(session) } else { Ok(()) }
     }
 
+    /// The name of the subscription.
+    pub(crate) fn subscription(&self) -> &str {
+        &self.subscription
+    }
+
     pub(crate) fn user(&self) -> &str {
         self.info.user()
     }

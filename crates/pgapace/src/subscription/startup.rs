@@ -11,6 +11,7 @@ use super::lessons::of_blocked_table;
 use super::retry::PreviousRuns;
 use super::run_stage::RunStage;
 use crate::apply::apply_session::roll_back;
+use crate::apply::blockers::naming_blockers;
 use crate::apply::leader::Outcome;
 use crate::barrier;
 use crate::both_servers::ask_both;
@@ -26,7 +27,7 @@ use crate::publisher::watch;
 use crate::publisher::watch::Commits;
 use crate::same_database;
 use crate::sqlstate;
-use crate::stopping::interrupt::abandonable;
+use crate::stopping::interrupt::{LOOKS_ITSELF, abandonable, interruptible_after};
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
 use crate::subscriber::origin;
@@ -43,6 +44,8 @@ use crate::tablesync::{CopyKind, SyncContext, copy_requests};
 
 /// How long a session of an owner whose heartbeat has stopped may take to end.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
+/// This completes "stopped during …".
+const STARTING: &str = "the start";
 /// The pause between two attempts to upgrade schema pgapace.
 const UPGRADE_PAUSE: Duration = Duration::from_secs(2);
 
@@ -328,12 +331,26 @@ impl Supervisor<'_> {
         let record = OwnerRecord { process: &self.options.process, member, judged };
         let shutdown = self.shutdown;
         let stopping = || shutdown.requested();
-        let owning =
-            ownership::become_owner(control, row.id, patience, &former, Some(record), &stopping)?;
-        self.ownership.became_owner(owning.session.clone(), owning.former_walsender()?);
-        self.stage = RunStage::Owner;
-        // Another process may have changed the row while this one waited for the lock.
-        let Some(row) = ownership::fence(control, row.id, &owning, &stopping)? else {
+        let sessions = [control.cancel_handle()];
+        let (owning, row) = naming_blockers(subscriber, control, Some(row.id), |control| {
+            interruptible_after(LOOKS_ITSELF, shutdown, &sessions, STARTING, || {
+                let id = row.id;
+                let owning = ownership::become_owner(
+                    control,
+                    id,
+                    patience,
+                    &former,
+                    Some(record),
+                    &stopping,
+                )?;
+                self.ownership.became_owner(owning.session.clone(), owning.former_walsender()?);
+                self.stage = RunStage::Owner;
+                // Another process may have changed the row while this one waited for the lock.
+                let row = ownership::fence(control, id, &owning, &stopping)?;
+                Ok((owning, row))
+            })
+        })?;
+        let Some(row) = row else {
             // Nobody owns it. A standby waits again: at the end of a way back its subscription is dropped.
             self.stage = RunStage::BEGUN;
             return Err(Failure::new(
@@ -368,17 +385,22 @@ impl Supervisor<'_> {
     ) -> Result<Option<Outcome>> {
         let OwnedSubscription { row, last_epoch, .. } = owned;
         let owner = row.owned_epoch();
-        let [ended, asked, _, _, _, adopted] = control
-            .simple_each([
-                &switchover::ended_sql(row.id),
-                &hand_over::started_sql(row.id),
-                &statistics::started_sql(row.id),
-                &copy_requests::accept_requests_sql(owner),
-                // Of processes that died.
-                &barrier::clear_sql(owner),
-                &guard::later_start_sql(&row.name),
-            ])
-            .map_err(|e| recording(&e))?;
+        let sessions = [control.cancel_handle()];
+        let results =
+            interruptible_after(LOOKS_ITSELF, self.shutdown, &sessions, STARTING, || {
+                control
+                    .simple_each([
+                        &switchover::ended_sql(row.id),
+                        &hand_over::started_sql(row.id),
+                        &statistics::started_sql(row.id),
+                        &copy_requests::accept_requests_sql(owner),
+                        // Of processes that died.
+                        &barrier::clear_sql(owner),
+                        &guard::later_start_sql(&row.name),
+                    ])
+                    .map_err(|e| recording(&e))
+            })?;
+        let [ended, asked, _, _, _, adopted] = results;
         check_not_handed_on((&ended, &adopted), row, &self.config)?;
         match hand_over::asked(&asked, Some(row.epoch), *last_epoch)? {
             Some(AtStart::Obey(Request::StandAside)) => {

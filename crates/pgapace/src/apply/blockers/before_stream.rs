@@ -12,7 +12,7 @@ use crate::subscriber::state::ownership::{OWNER_LOCK, SESSION_LOCK};
 use crate::subscriber::state::{SubscriptionId, advisory_lock};
 
 /// The name of the session that owns the subscription.
-const CONTROL_SESSION: &str = "control session";
+pub(super) const CONTROL_SESSION: &str = "control session";
 
 /// A session of the run that waits for sessions of others.
 struct LockWait {

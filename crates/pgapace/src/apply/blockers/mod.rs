@@ -10,10 +10,11 @@
 //!
 //! A leader that waits for a lock cannot ask. So the monitor also looks by itself when another thread of
 //! the subscription shows no sign of life, and at sessions that copy tables beside the stream ([`watched`]). Before the
-//! stream there is no monitor ([`before_stream`]).
+//! stream there is no monitor ([`before_stream`]), and verbs have none ([`one_session`]).
 
 mod before_stream;
 mod detection;
+mod one_session;
 mod pulse;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use wire::Session;
 
 pub(crate) use crate::apply::blockers::before_stream::{StartWaits, now as blockers_before_stream};
 use crate::apply::blockers::detection::{Blocker, Detector};
+pub(crate) use crate::apply::blockers::one_session::naming_blockers;
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 pub(crate) use crate::apply::blockers::watched::{CopyWatch, Watched, WatchedCopy};
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};

@@ -97,12 +97,15 @@ pub(crate) fn set_streaming(
 /// rows with those of this publisher, and makes them equal. No transaction may be prepared on the subscriber: the
 /// new slot does not send the end of one that is resolved already. Tables that are `blocked` stay so. The new slot is to
 /// have two_phase as the old one.
+///
+/// `drop_slot` is called before the commit, when no lock is left to be waited for: the slot is not dropped where another
+/// session keeps that from being recorded.
 pub(crate) fn set_rebasing(
     session: &mut Session,
     id: SubscriptionId,
     publisher: &SystemIdentity,
-    blocked: &[TableName],
-    had_two_phase: bool,
+    (blocked, had_two_phase): (&[TableName], bool),
+    drop_slot: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     let [schemas, names] = table_name_arrays(blocked).map(|names| wire::quote_literal(&names));
     session
@@ -122,13 +125,14 @@ pub(crate) fn set_rebasing(
              SET phase = 'creating', rebasing = true, owns_slot = true, slot_made_at = NULL, \
                system_identifier = {}, timeline = {}, sent_as = NULL, published_lsn = NULL, \
                skip_lsn = NULL, two_phase = two_phase IS TRUE OR {had_two_phase} \
-             WHERE id = {id}; \
-             COMMIT",
+             WHERE id = {id}",
             wire::quote_literal(&publisher.system_identifier),
             publisher.timeline,
             id = id.0
         ))
         .map_err(|e| writing(&e))?;
+    drop_slot()?;
+    session.simple("COMMIT").map_err(|e| writing(&e))?;
     Ok(())
 }
 
