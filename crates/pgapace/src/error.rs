@@ -237,6 +237,10 @@ impl Failure {
         systemd unit, LimitAS), or vm.overcommit_ratio: a change needs two to three times the size of its largest value. \
         Or run the subscription in a process of its own.";
 
+    /// The next step when a lock was not granted in time, and it is not known who held it.
+    pub(crate) const LOCK_HINT: &'static str = "Another session holds a conflicting lock: see pg_locks and \
+        pg_blocking_pids(). Try again when it is gone.";
+
     /// A wire error on the publisher's side; `doing` completes "while …".
     pub(crate) fn publisher(error: &wire::Error, doing: &str) -> Self {
         Self::from_wire(Class::Publisher, "publisher", error, doing)
@@ -289,11 +293,7 @@ impl Failure {
             failure.hint = Some(Self::LIMITS_HINT.to_owned());
         }
         if failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) {
-            failure.hint.get_or_insert_with(|| {
-                "Another session holds a conflicting lock: see pg_locks and pg_blocking_pids(). Try \
-                 again when it is gone."
-                    .to_owned()
-            });
+            failure.hint.get_or_insert_with(|| Self::LOCK_HINT.to_owned());
         }
         if failure.sqlstate.as_deref() == Some(sqlstate::DISK_FULL) {
             let files = error.server_error().is_some_and(fills_disk_of_temp_files);

@@ -3,6 +3,7 @@
 use clap::Args;
 use wire::{ConnInfo, Session, quote_ident};
 
+use crate::apply::blockers::limiting_lock_waits;
 use crate::cli::{Selection, output};
 use crate::config::{Site, check_name};
 use crate::error::{Class, Failure, Result};
@@ -35,7 +36,7 @@ pub(crate) struct AdoptArgs {
 
     /// Check everything, change nothing, and print the plan
     #[arg(long, conflicts_with = "abort")]
-    dry_run: bool,
+    pub(super) dry_run: bool,
 
     /// Undo an adoption that was interrupted, or after which nothing has run
     #[arg(long)]
@@ -143,7 +144,11 @@ fn abort(args: &AdoptArgs, site: &Site) -> Result<()> {
     }
     let mut subscriber = Subscriber::new(site.subscriber.clone(), name.unwrap_or("adopt"));
     let mut control = subscriber.connect_first()?;
-    output::line(&abort::abort(&mut control, args.subscription.as_deref(), name)?);
+    let native = args.subscription.as_deref();
+    let said = limiting_lock_waits(&subscriber, &mut control, site.busy_timeout, |control| {
+        abort::abort(control, native, name)
+    })?;
+    output::line(&said);
     Ok(())
 }
 

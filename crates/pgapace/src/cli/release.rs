@@ -3,6 +3,7 @@
 use clap::Args;
 use wire::{Session, quote_ident};
 
+use crate::apply::blockers::limiting_lock_waits;
 use crate::cli::{Selection, output};
 use crate::error::{Class, Failure, Result};
 use crate::native::interrupted::{self, RELEASE_AGAIN, Servers};
@@ -35,7 +36,7 @@ pub(crate) struct ReleaseArgs {
 
     /// Check everything, and change nothing
     #[arg(long)]
-    dry_run: bool,
+    pub(super) dry_run: bool,
 }
 
 pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
@@ -47,16 +48,20 @@ pub(crate) fn run(args: &ReleaseArgs) -> Result<()> {
         subscriber.connect_first().map(|control| (subscriber, control))
     })??;
     let sessions = [control.cancel_handle()];
-    let (row, adopted, info) = interruptible(&shutdown, &sessions, DOING, || {
-        let (row, adopted) = release::own(&mut control, &name, &stopping)?;
-        let info = match (&site.publisher, &adopted) {
-            (Some(info), _) => Some(info.clone()),
-            (None, Some(adopted)) => conninfo(&mut control, adopted.native)?
-                .and_then(|text| crate::config::conninfo(&text).ok()),
-            (None, None) => None,
-        };
-        Ok((row, adopted, info))
-    })?;
+    let patience = site.busy_timeout;
+    let owned = limiting_lock_waits(&subscriber, &mut control, patience, |control| {
+        interruptible(&shutdown, &sessions, DOING, || {
+            let (row, adopted) = release::own(control, &name, &stopping)?;
+            let info = match (&site.publisher, &adopted) {
+                (Some(info), _) => Some(info.clone()),
+                (None, Some(adopted)) => conninfo(control, adopted.native)?
+                    .and_then(|text| crate::config::conninfo(&text).ok()),
+                (None, None) => None,
+            };
+            Ok((row, adopted, info))
+        })
+    });
+    let (row, adopted, info) = owned?;
     let info = info.ok_or_else(|| {
         Failure::new(Class::Config, "--publisher is not given")
             .hint("Pass --publisher as for pgapace run, or the same --config.")

@@ -358,7 +358,7 @@ settings! {
         "busy-timeout" busy_timeout: Duration {
             help: "Time to wait for a slot or subscription that another process uses",
             more: "A lost connection holds a slot for wal_sender_timeout. drop and release wait for the slot only, and are \
-                   refused while a process runs the subscription.",
+                   refused while a process runs the subscription. adopt and release wait no longer for a lock either.",
             default: "75s",
             unit: Unit::Seconds,
             verbs: &["run", "check", "adopt", "release", "drop"],

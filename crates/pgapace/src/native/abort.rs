@@ -7,14 +7,17 @@ use super::plan::lock;
 use super::release::{existing, hand_back_sql, own};
 use super::subscription::{Wanted, find};
 use crate::error::{Class, Failure, Result};
+use crate::sqlstate;
 use crate::subscriber::state::adoption::{self, Adoption, Step};
 use crate::subscriber::state::schema;
 
 /// Enables the native subscription again after a failure.
 pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failure {
     let native = quote_ident(&adoption.native_name);
+    let has_waited = failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
     let ready = match failure.class {
-        Class::Stopped => after_stop(control),
+        Class::Stopped => after_wait(control),
+        _ if has_waited => after_wait(control),
         _ => Ok(()),
     };
     match ready.and_then(|()| undo(control, adoption)) {
@@ -36,9 +39,9 @@ pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoptio
     }
 }
 
-/// Prepares for the undoing after a request to stop, which may have cancelled the ROLLBACK too. The user does not wait long
-/// for another session that has locked the native subscription.
-fn after_stop(control: &mut Session) -> Result<()> {
+/// Prepares for the undoing after a request to stop, which may have cancelled the ROLLBACK too, or after a lock was not
+/// granted in time. The user does not wait long for another session that has locked the native subscription.
+fn after_wait(control: &mut Session) -> Result<()> {
     let failed = |e: &wire::Error| Failure::subscriber(e, "rolling back the adoption");
     if control.transaction_status() != TransactionStatus::Idle {
         control.simple("ROLLBACK").map_err(|e| failed(&e))?;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use wire::Session;
 
 use super::{adopt, plan, release};
+use crate::apply::blockers::limiting_lock_waits;
 use crate::error::{Class, Result};
 use crate::publisher::session::Publisher;
 use crate::retried::until;
@@ -42,7 +43,9 @@ pub(crate) fn adopt(
     let again =
         Again { servers, patience: request.patience, stopping: &stopping, hint: ADOPT_AGAIN };
     again.repeat((control, source), |control, source| {
-        adopt::attempt(control, source, request, shutdown, &mut handed)
+        limiting_lock_waits(servers.subscriber, control, request.patience, |control| {
+            adopt::attempt(control, source, request, shutdown, &mut handed)
+        })
     })
 }
 
@@ -62,17 +65,19 @@ pub(crate) fn release(
     let mut owned = Some(owned);
     let again = Again { servers, patience: request.patience, stopping, hint: RELEASE_AGAIN };
     again.repeat((control, source), |control, source| {
-        let (row, adopted) = match owned.take() {
-            Some(owned) => owned,
-            None => {
-                let gone = || Ok(state::find_in_any(control, request.name)?.is_none());
-                if let Some(released) = took_effect(&handed, gone)? {
-                    return Ok(released);
+        limiting_lock_waits(servers.subscriber, control, request.patience, |control| {
+            let (row, adopted) = match owned.take() {
+                Some(owned) => owned,
+                None => {
+                    let gone = || Ok(state::find_in_any(control, request.name)?.is_none());
+                    if let Some(released) = took_effect(&handed, gone)? {
+                        return Ok(released);
+                    }
+                    release::own(control, request.name, stopping)?
                 }
-                release::own(control, request.name, stopping)?
-            }
-        };
-        release::attempt(control, source, (&row, adopted), request, (stopping, &mut handed))
+            };
+            release::attempt(control, source, (&row, adopted), request, (stopping, &mut handed))
+        })
     })
 }
 

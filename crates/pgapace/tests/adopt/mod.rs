@@ -1,5 +1,6 @@
 //! A native subscription is adopted and handed back: nothing is applied twice, nothing is lost.
 
+mod busy;
 mod echo;
 mod interrupted;
 mod lost_slot;

@@ -9,7 +9,7 @@ use super::signals::expect_stopped;
 use crate::support::{Case, PATIENCE, expect_exit, must, on_versions};
 
 /// A session with an open transaction that has executed `sql`, and its process id.
-fn holder(case: &Case, sql: &str) -> (Client, i32) {
+pub(crate) fn holder(case: &Case, sql: &str) -> (Client, i32) {
     let mut client = case.subscriber.connect();
     must(client.batch_execute(&format!("BEGIN; {sql}")));
     let pid = must(client.query_one("SELECT pg_backend_pid()", &[])).get(0);

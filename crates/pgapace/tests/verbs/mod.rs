@@ -8,7 +8,7 @@ mod command_line;
 mod configuration;
 mod drop;
 mod findings;
-mod lock_waits;
+pub(crate) mod lock_waits;
 mod passwords;
 mod printed_sql;
 mod recorded_settings;

@@ -42,6 +42,26 @@ impl Blocker {
         self.prepared.as_ref().filter(|prepared| prepared.is_ours).map(|prepared| &*prepared.gid)
     }
 
+    /// As a message names it.
+    pub(super) fn described(&self) -> String {
+        if let Some(prepared) = &self.prepared {
+            return format!("prepared transaction {}", prepared.gid);
+        }
+        let of = |what: &str, value: &Option<String>| {
+            value.as_deref().filter(|value| !value.is_empty()).map(|value| format!("{what}{value}"))
+        };
+        let known = [
+            of("user ", &self.user),
+            of("application_name ", &self.application_name),
+            of("", &self.state),
+        ];
+        format!(
+            "process {} ({})",
+            self.pid,
+            known.into_iter().flatten().collect::<Vec<_>>().join(", ")
+        )
+    }
+
     /// As it is shown while `waiting` waits for it.
     pub(super) fn shown(&self, waiting: &str) -> BlockerNow {
         BlockerNow {

@@ -29,7 +29,7 @@ use wire::Session;
 
 pub(crate) use crate::apply::blockers::before_stream::{StartWaits, now as blockers_before_stream};
 use crate::apply::blockers::detection::{Blocker, Detector};
-pub(crate) use crate::apply::blockers::one_session::naming_blockers;
+pub(crate) use crate::apply::blockers::one_session::{limiting_lock_waits, naming_blockers};
 pub(crate) use crate::apply::blockers::pulse::Pulse;
 pub(crate) use crate::apply::blockers::watched::{CopyWatch, Watched, WatchedCopy};
 use crate::apply::thread::{LITTLE_PATIENCE, SessionHandle, SessionThread};

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use wire::{Row, Rows, Session};
+use wire::{Row, Rows, Session, TransactionStatus};
 
 use crate::error::{Class, Failure, Result};
 use crate::login_role::{as_login_role, terminate};
@@ -137,7 +137,16 @@ pub(crate) fn become_owner(
     let lock = lock_sql(id, record.is_some());
     let fence = fence_sql(id, session.backend_pid(), record);
     loop {
-        let [asked, fenced] = session.simple_each([&lock, &fence]).map_err(|e| failed(&e))?;
+        let [asked, fenced] = match session.simple_each([&lock, &fence]) {
+            Ok(results) => results,
+            Err(error) => {
+                // The caller may go on with the session.
+                if !session.is_broken() && session.transaction_status() != TransactionStatus::Idle {
+                    session.simple("ROLLBACK").map_err(|e| failed(&e))?;
+                }
+                return Err(failed(&error));
+            }
+        };
         let row = asked
             .first()
             .and_then(Rows::first)
@@ -250,12 +259,11 @@ pub(crate) fn fence(
     let deadline = Instant::now() + FENCE_TIMEOUT;
     loop {
         terminate_holders(session, SESSION_LOCK, id, &|_| true)?;
-        // One transaction: if the lock is not granted, the rollback resets lock_timeout.
+        // One transaction, whose end resets lock_timeout.
         let locked = session.simple(&format!(
-            "SET lock_timeout = '300ms'; \
+            "SET LOCAL lock_timeout = '300ms'; \
              SELECT pg_catalog.pg_advisory_lock({SESSION_LOCK}, {id}); \
-             SELECT pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id}); \
-             SET lock_timeout = 0",
+             SELECT pg_catalog.pg_advisory_unlock({SESSION_LOCK}, {id})",
             id = id.0
         ));
         match locked {
