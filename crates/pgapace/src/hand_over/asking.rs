@@ -91,16 +91,17 @@ fn ask_for(
             let message = "stopped while waiting for the process that applies";
             return Err(Failure::new(Class::Stopped, message));
         }
+        let over = started.elapsed() >= patience;
         if ownership::owner(control, row.id)?.is_some() {
             gone_since = None;
-        } else if gone_since.get_or_insert_with(Instant::now).elapsed() >= RETRIES_WITHIN {
+        } else if gone_since.get_or_insert_with(Instant::now).elapsed() >= RETRIES_WITHIN || over {
             return Err(Failure::new(
                 Class::NotRunning,
                 format!("no process runs subscription {}", row.name),
             )
             .hint("Nothing is to be handed over: start pgapace run."));
         }
-        if started.elapsed() >= patience {
+        if over {
             return Err(Failure::new(
                 Class::Busy,
                 format!("the process that runs subscription {} does not answer", row.name),

@@ -95,7 +95,10 @@ fn without_a_waiting_or_a_running_process() {
         let mut process = case.start();
         case.wait_until_applied(&mut process);
         case.stop(process);
-        hand_over(&case, &[]).expect(16, &["no process runs subscription"]);
+        for timeout in ["60s", "1s"] {
+            let asked = hand_over(&case, &["--timeout", timeout]);
+            asked.expect(16, &["no process runs subscription"]);
+        }
         case.run_until_current();
     });
 }
