@@ -351,6 +351,42 @@ enum Command {
     Verbs,
 }
 
+impl Command {
+    /// Whether the verb is for what it does on the servers or in a file, and not for what it prints.
+    fn changes_something(&self) -> bool {
+        match self {
+            Self::Adopt(args) => !args.dry_run,
+            Self::Release(args) => !args.dry_run,
+            Self::Switchover(args) => !args.plan,
+            Self::Report(args) => args.file.as_os_str() != "-",
+            Self::Prepared(args) => args.commit.is_some() || args.rollback.is_some(),
+            Self::Run(_)
+            | Self::Resync(_)
+            | Self::Refresh(_)
+            | Self::Sequences(_)
+            | Self::Rebase(_)
+            | Self::HandOver(_)
+            | Self::Record(_)
+            | Self::Replay(_)
+            | Self::Skip(_)
+            | Self::Enable(_)
+            | Self::Drop(_)
+            | Self::Demo(_) => true,
+            // The statements of a repair are a result of their own, and quote rows.
+            Self::Repair(_)
+            | Self::Check(_)
+            | Self::Status(_)
+            | Self::Top(_)
+            | Self::Verify(_)
+            | Self::Whatif(_)
+            | Self::Completions(_)
+            | Self::Man(_)
+            | Self::Settings
+            | Self::Verbs => false,
+        }
+    }
+}
+
 /// The whole command line, with the flags of each verb that it uses.
 pub(crate) fn command() -> clap::Command {
     let mut command = Cli::command();
@@ -420,6 +456,9 @@ fn run_verb() -> ExitCode {
     let level = cli.log_level.as_deref().filter(|level| !level.trim().is_empty());
     if let Err(failure) = logging::start(cli.log_format, level.unwrap_or(logging::DEFAULT_LEVEL)) {
         return output::fail(&failure);
+    }
+    if cli.command.changes_something() {
+        output::tells_of_work();
     }
     let result = match cli.command {
         Command::Run(args) => run::run(&args, level.is_some()),

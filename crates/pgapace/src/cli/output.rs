@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
@@ -56,33 +57,63 @@ pub(crate) fn end() {
 /// The first error of standard output, for the exit code.
 static NOT_WRITTEN: OnceLock<io::Error> = OnceLock::new();
 
+/// Whether the verb changes something, and its output only tells of that. Who runs it must not take what is done for
+/// failed, nor learn nothing of it: lines that standard output does not take go to standard error, and the exit code is
+/// that of the work.
+static TELLS_OF_WORK: AtomicBool = AtomicBool::new(false);
+
+/// See [`TELLS_OF_WORK`].
+pub(crate) fn tells_of_work() {
+    TELLS_OF_WORK.store(true, Ordering::Relaxed);
+}
+
 /// Returns whether something was written. A reader that has ended (`| head`) is no error; a full disk is.
 fn noted(written: io::Result<()>) -> bool {
     match written {
         Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
         Err(error) => {
+            if TELLS_OF_WORK.load(Ordering::Relaxed) && NOT_WRITTEN.get().is_none() {
+                tracing::warn!(
+                    event = "output_not_written",
+                    %error,
+                    "cannot write to standard output; what belongs there follows here"
+                );
+            }
             NOT_WRITTEN.get_or_init(|| error);
             false
         }
     }
 }
 
+/// Writes lines, which are printable.
+fn write(lines: &str) -> bool {
+    if noted(io::stdout().write_all(lines.as_bytes())) {
+        return true;
+    }
+    if TELLS_OF_WORK.load(Ordering::Relaxed) && NOT_WRITTEN.get().is_some() {
+        log_output::line(lines.trim_end_matches('\n'));
+    }
+    false
+}
+
 /// Lines for which nothing waits.
 static OFFERED: Outlet = Outlet::new(
     |line| {
-        noted(io::stdout().write_all(line));
+        write(&String::from_utf8_lossy(line));
     },
     |_| {},
 );
 
-/// Fails if standard output has not taken everything that was written to it. A reader that takes nothing is no error.
+/// Fails if standard output has not taken everything that was written to it, unless it only tells of work that is done. A
+/// reader that takes nothing is no error.
 pub(crate) fn finish() -> Result<()> {
     if OFFERED.finish(patience_at_end(&io::stdout())) {
         noted(io::stdout().flush());
     }
     match NOT_WRITTEN.get() {
         None => Ok(()),
+        Some(_) if TELLS_OF_WORK.load(Ordering::Relaxed) => Ok(()),
         Some(error) => {
             Err(Failure::new(Class::Internal, format!("cannot write to standard output: {error}")))
         }
@@ -91,7 +122,7 @@ pub(crate) fn finish() -> Result<()> {
 
 /// Writes a line to standard output.
 pub(crate) fn line(text: &str) {
-    noted(writeln!(io::stdout(), "{}", printable(text)));
+    write(&format!("{}\n", printable(text)));
 }
 
 /// Writes a line to standard output without waiting for a reader that has stopped. Further lines of the verb must be
@@ -102,7 +133,7 @@ pub(crate) fn offer(text: &str) {
 
 /// Writes lines to standard output. Returns whether they were written.
 pub(crate) fn lines(lines: &[String]) -> bool {
-    lines.iter().all(|line| noted(writeln!(io::stdout(), "{}", printable(line))))
+    lines.iter().all(|line| write(&format!("{}\n", printable(line))))
 }
 
 /// Writes a line to standard error.

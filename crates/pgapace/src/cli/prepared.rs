@@ -18,11 +18,11 @@ pub(crate) struct PreparedArgs {
 
     /// Commit this transaction on the subscriber, whatever the publisher does; its name on either side
     #[arg(long, value_name = "GID", conflicts_with = "rollback")]
-    commit: Option<String>,
+    pub(super) commit: Option<String>,
 
     /// Roll this transaction back on the subscriber, and skip it if the publisher commits it
     #[arg(long, value_name = "GID")]
-    rollback: Option<String>,
+    pub(super) rollback: Option<String>,
 
     /// Print a JSON array with one object per transaction
     #[arg(long, conflicts_with_all = ["commit", "rollback"])]

@@ -24,7 +24,7 @@ pub(crate) struct ReportArgs {
 
     /// The file to write; - is standard output
     #[arg(value_name = "FILE", default_value = "pgapace-report.html")]
-    file: PathBuf,
+    pub(super) file: PathBuf,
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {

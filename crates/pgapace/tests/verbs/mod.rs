@@ -20,6 +20,7 @@ mod services;
 mod several;
 pub(crate) mod signals;
 mod status;
+mod unwritten;
 
 use serde_json::Value;
 

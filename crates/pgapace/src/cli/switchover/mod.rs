@@ -32,7 +32,7 @@ pub(crate) struct SwitchoverArgs {
 
     /// Check everything, and change nothing
     #[arg(long, group = "action")]
-    plan: bool,
+    pub(super) plan: bool,
 
     /// Switch over
     #[arg(long, group = "action")]
