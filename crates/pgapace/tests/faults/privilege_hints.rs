@@ -3,7 +3,7 @@
 use testbed::compare::{TableName, expect_equal};
 use testbed::{Program, Result};
 
-use crate::support::{PATIENCE, Site, pgapace};
+use crate::support::{PATIENCE, Site, finish, pgapace};
 
 /// More errors than any of these runs has steps.
 const ERRORS: usize = 10;
@@ -155,4 +155,29 @@ fn hints_name_the_group_under_which_a_role_acts() -> Result<()> {
         &["TO \"Group 1\"; -- or pass --tag-commits=false if there is no other direction"],
     );
     case.expect_equal()
+}
+
+/// Of a role that only looks.
+#[test]
+fn verbs_that_show_the_state_name_the_grant_that_they_need() -> Result<()> {
+    let case = Case::new(&[])?;
+    let errors = case.run_as_the_hints_say()?;
+    assert!(errors.len() < ERRORS, "{errors:?}");
+    let subscriber = &case.site.subscriber;
+    subscriber.sql(DATABASE, "CREATE ROLE \"Watcher 1\" LOGIN")?;
+    let conninfo = subscriber.conninfo(DATABASE).replace("user=postgres", "user='Watcher 1'");
+    let verb = |verb: &[&str]| {
+        finish(&pgapace(verb[0]).args(["--subscriber", &conninfo]).args(verb[1..].iter().copied()))
+    };
+    let verbs: [&[&str]; 3] = [&["status"], &["top", "--once"], &["report", "-"]];
+    for one in verbs {
+        verb(one).expect(5, &["GRANT pg_monitor TO \"Watcher 1\""]);
+    }
+    let denied = verb(verbs[0]).log;
+    let (_, hint) = denied.split_once("HINT:  ").unwrap_or_else(|| panic!("{denied}"));
+    subscriber.sql(DATABASE, hint)?;
+    for one in verbs {
+        verb(one).expect(0, &[]);
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ mod tables;
 
 use pgoutput::Lsn;
 use serde::Serialize;
-use wire::Session;
+use wire::{Session, quote_ident};
 
 use crate::apply::blockers::blockers_before_stream;
 use crate::apply::standby_wait;
@@ -19,6 +19,7 @@ use crate::config::Site;
 use crate::error::{Class, Failure, Result};
 use crate::observe::figures::Figures;
 use crate::observe::history::Point;
+use crate::sqlstate;
 use crate::subscriber::catalogue::{boolean, first_row};
 use crate::subscriber::session::{Purpose, Subscriber};
 use crate::subscriber::state::events::{self, ShownEvent};
@@ -218,8 +219,17 @@ impl StatusReader {
                 self.sessions.insert((session, source))
             }
         };
-        work(session, source, &self.site)
+        work(session, source, &self.site).map_err(|failure| with_grant(failure, &self.site))
     }
+}
+
+/// Whoever may monitor the server may read schema pgapace.
+fn with_grant(failure: Failure, site: &Site) -> Failure {
+    if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
+        return failure;
+    }
+    let role = quote_ident(site.subscriber.user());
+    failure.hint(format!("GRANT pg_monitor TO {role}; -- see docs/privileges.sql"))
 }
 
 fn read(
