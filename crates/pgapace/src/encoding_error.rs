@@ -23,7 +23,7 @@ pub(crate) enum Origin {
 /// The next step after a walsender has refused a value: the slot cannot pass it.
 pub(crate) const IN_STREAM_HINT: &str = "The value is in the publisher's WAL, so the slot cannot pass it. Change it on the \
     publisher, stop pgapace run, and pgapace rebase makes a new slot, and mends the rows that differ. For other such values \
-    use a subscriber database with encoding SQL_ASCII or UTF8.";
+    use a subscriber database with encoding SQL_ASCII.";
 
 /// The next step, without its full stop; `None` if the error is about something else.
 pub(crate) fn remedy(said: &ServerError, origin: Origin) -> Option<String> {

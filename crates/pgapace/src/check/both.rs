@@ -13,6 +13,7 @@ use crate::publisher::publication::PublishedTable;
 use crate::publisher::slot;
 use crate::same_database;
 use crate::sequences::{self, Chosen, SetOptions};
+use crate::subscriber::session::refuse_unlike_bytes;
 use crate::subscriber::state::exposed;
 use crate::switchover::lost::ReadOnly;
 
@@ -34,6 +35,7 @@ pub(super) fn check(
         // Other findings would propose changes of the publisher's tables.
         return;
     }
+    reporter.group("encoding", |_| refuse_unlike_bytes(publisher_session, subscriber_session));
     reporter.group("own_schema", |reporter| {
         let found = exposed::find(subscriber_session, publisher_session)?;
         if let Some(found) = found {

@@ -68,8 +68,8 @@ pub(super) fn check(
     if encoding == "SQL_ASCII" {
         reporter.note(
             "encoding",
-            "its encoding is SQL_ASCII: text is sent unchanged, and must be valid in the \
-             subscriber's encoding",
+            "its encoding is SQL_ASCII: text is sent unchanged, and must be valid in a \
+             subscriber's database with UTF8",
         );
     }
     Ok(())

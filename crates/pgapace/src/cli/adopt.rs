@@ -17,7 +17,7 @@ use crate::publisher::session::{Publisher, primary_timeline};
 use crate::same_database;
 use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::session::Subscriber;
+use crate::subscriber::session::{Subscriber, refuse_unlike_bytes};
 
 /// This completes "stopped during …".
 const CONNECTING: &str = "connecting";
@@ -86,6 +86,7 @@ pub(crate) fn run(args: &AdoptArgs) -> Result<()> {
     let sessions = [&control, &source].map(Session::cancel_handle);
     let timeline = interruptible(&shutdown, &sessions, DOING, || {
         same_database::refuse(&mut source, &mut control)?;
+        refuse_unlike_bytes(&source, &control)?;
         Ok(primary_timeline(&mut control))
     })?;
     let plan = if args.dry_run {

@@ -21,7 +21,7 @@ use crate::publisher::{publication, recreated, slot_to_drop};
 use crate::same_database;
 use crate::stopping::interrupt::{abandonable, interruptible};
 use crate::stopping::shutdown::Shutdown;
-use crate::subscriber::session::Subscriber;
+use crate::subscriber::session::{Subscriber, refuse_unlike_bytes};
 use crate::subscriber::state::statistics::{self, Statistics};
 use crate::subscriber::state::{
     self, Phase, Subscription, ownership, prepared, progress, published,
@@ -155,6 +155,7 @@ fn check(config: &Config, sides: &mut Sides, shutdown: &Shutdown) -> Result<Opti
     let Sides { subscriber, publisher, control, source, row } = sides;
     let stopping = || shutdown.requested();
     same_database::refuse(source, control)?;
+    refuse_unlike_bytes(source, control)?;
     // A first start may have wanted it, and later ones may not.
     if row.rebasing && !row.is_first_start() {
         let system = identify(source)?;

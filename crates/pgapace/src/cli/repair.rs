@@ -28,7 +28,7 @@ use crate::same_database;
 use crate::stopping::interrupt::interruptible;
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::other_subscriptions;
-use crate::subscriber::session::{Purpose, Subscriber};
+use crate::subscriber::session::{Purpose, Subscriber, refuse_unlike_bytes};
 use crate::subscriber::state::verification::{
     self, TableVerification, VerificationKind, differences,
 };
@@ -394,6 +394,7 @@ impl Site<'_> {
     ) -> Result<Vec<RecordedDifferences>> {
         let Site { config, .. } = self;
         same_database::refuse(look, control)?;
+        refuse_unlike_bytes(look, control)?;
         check_to_read(self.publisher, (&mut *control, &mut *look), self.row)?;
         publication::check_exist(look, &config.publications)?;
         let published = publication::tables(look, &config.publications)?;

@@ -59,6 +59,28 @@ pub(crate) fn client_encoding(of_database: &str) -> &'static str {
     if of_database == "SQL_ASCII" { "SQL_ASCII" } else { "UTF8" }
 }
 
+/// Refuses a publisher's database with SQL_ASCII whose text such sessions would convert: it sends bytes as they are,
+/// and the subscriber would take them for UTF-8. Everything that applies or copies calls it first.
+pub(crate) fn refuse_unlike_bytes(publisher: &Session, subscriber: &Session) -> Result<()> {
+    let [publisher, subscriber] = [publisher, subscriber]
+        .map(|session| session.parameter("server_encoding").unwrap_or_default());
+    refuse_unlike_encodings(publisher, subscriber)
+}
+
+/// The same for the encodings of the databases.
+pub(crate) fn refuse_unlike_encodings(publisher: &str, subscriber: &str) -> Result<()> {
+    if publisher != "SQL_ASCII" || [publisher, "UTF8"].contains(&subscriber) {
+        return Ok(());
+    }
+    let message = format!(
+        "the publisher's database has encoding SQL_ASCII, and the subscriber's has {subscriber}: text \
+         would not keep its bytes"
+    );
+    Err(Failure::new(Class::Mismatch, message).hint(
+        "Use a subscriber database with encoding SQL_ASCII, or with UTF8 if all text is valid UTF-8.",
+    ))
+}
+
 impl Subscriber {
     /// Starts with encoding `UTF8` and without Citus; [`Self::connect_first`] finds out the encoding of
     /// the database, and whether it has Citus.

@@ -143,6 +143,8 @@ impl Supervisor<'_> {
                 ),
             ));
         }
+        let of_database = control.parameter("server_encoding").unwrap_or_default();
+        session::refuse_unlike_encodings(&head.publisher.server_encoding, of_database)?;
         if let Some(row) = state::find_in_any(control, &config.name)? {
             return Ok(row);
         }

@@ -31,7 +31,7 @@ use crate::stopping::interrupt::{LOOKS_ITSELF, abandonable, interruptible_after}
 use crate::stopping::shutdown::Shutdown;
 use crate::subscriber::citus;
 use crate::subscriber::origin;
-use crate::subscriber::session::Subscriber;
+use crate::subscriber::session::{Subscriber, refuse_unlike_bytes};
 use crate::subscriber::state::heartbeat::OwnerRecord;
 use crate::subscriber::state::ownership::Former;
 use crate::subscriber::state::{self, Phase, Subscription};
@@ -132,6 +132,7 @@ impl Supervisor<'_> {
         };
         let sides = ((&mut source, &published), (&mut control, &database.identity));
         same_database::refuse_identified(sides.0, sides.1)?;
+        refuse_unlike_bytes(&source, &control)?;
         self.stage.connected();
         if subscriber.encoding() != publisher.encoding() {
             publisher =

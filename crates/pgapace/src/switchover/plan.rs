@@ -32,6 +32,7 @@ use crate::sequences::{self, Chosen, SetOptions};
 use crate::sqlstate;
 use crate::stopping::interrupt::interruptible;
 use crate::subscriber::catalogue::{field, first_row};
+use crate::subscriber::session::refuse_unlike_bytes;
 use crate::subscriber::state::published::{self, PreviousReading};
 use crate::subscriber::state::verification::ALL_ROWS;
 use crate::subscriber::state::{self, Phase, exposed, ownership, statistics};
@@ -154,6 +155,10 @@ fn check_way_back(
     problems: &mut Vec<String>,
 ) -> Result<Vec<TableName>> {
     servers::synchronous(sides, problems)?;
+    // The servers change places.
+    if let Err(failure) = refuse_unlike_bytes(sides.control, sides.source) {
+        problems.push(format!("the way back cannot run: swapped, {}", failure.message));
+    }
     let left = record::is_left_slot(sides.source, &back.name)?;
     slot_possible(sides.control, back, left, problems)?;
     match &roles.on_subscriber {

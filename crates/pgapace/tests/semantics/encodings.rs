@@ -106,6 +106,24 @@ fn a_streamed_value_that_is_no_text_ends_with_the_way_on() {
     }
 }
 
+/// The publisher sends bytes, and the sessions of pgapace would convert them from UTF-8.
+#[test]
+fn databases_between_which_text_would_not_keep_its_bytes_are_refused() {
+    for major in [14, 18] {
+        let case = Case::with_databases(major, 18, SQL_ASCII, LATIN1);
+        case.both("CREATE TABLE t (id int PRIMARY KEY, v text)");
+        case.publisher.sql("INSERT INTO t VALUES (1, E'\\303\\244')");
+        case.publish("FOR TABLE t");
+        let next = ["the subscriber's has LATIN1", "would not keep its bytes", "with UTF8 if all"];
+        case.run().expect(6, &next);
+        let check = case.tool.finish("check", &[]);
+        assert_ne!(check.code, Some(0), "{}", check.stdout);
+        next.iter().for_each(|text| assert!(check.stdout.contains(text), "{}", check.stdout));
+        assert_eq!(case.subscriber.value("SELECT count(*) FROM t"), "0");
+        assert_eq!(case.publisher.value("SELECT count(*) FROM pg_replication_slots"), "0");
+    }
+}
+
 /// The character is one of the encoding, but no value of the type.
 #[test]
 fn an_escape_that_the_type_lacks_is_a_matter_of_the_type() {
