@@ -58,7 +58,9 @@ oids! {
     NUMERIC_ARRAY = 1231;
     TIMETZ = 1266;
     BIT = 1560;
+    BIT_ARRAY = 1561;
     VARBIT = 1562;
+    VARBIT_ARRAY = 1563;
     NUMERIC = 1700;
     UUID = 2950;
     UUID_ARRAY = 2951;

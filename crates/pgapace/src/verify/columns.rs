@@ -233,27 +233,36 @@ fn exact(column: &SideColumn, other: &SideColumn) -> (HashedBy, ColumnSql) {
 /// The text of the publisher's column as the subscriber stores it in a column of another type.
 fn converted(publisher: &SideColumn, subscriber: &SideColumn) -> ColumnSql {
     let text = text_of(publisher);
-    let cast = format!("({text})::{}", subscriber.type_sql);
-    // An explicit cast cuts strings that are too long, where replication refuses them. Such a string
-    // stays as it is, so that it differs.
-    let length = i64::from(subscriber.modifier) - 4;
-    let too_long = match subscriber.type_oid {
-        _ if subscriber.modifier < 0 => None,
-        oid::VARCHAR | oid::BPCHAR => {
-            Some(format!("pg_catalog.char_length(pg_catalog.rtrim({text}, ' ')) > {length}"))
+    let cast = output_text(&format!("({text})::{}", subscriber.type_sql));
+    match is_cut(&text, subscriber) {
+        Some(condition) => as_text(format!("CASE WHEN {condition} THEN {text} ELSE {cast} END")),
+        None => as_text(cast),
+    }
+}
+
+/// An explicit cast cuts strings that are too long, where replication refuses them; those in an array too. The condition is
+/// true for such a text. It stays as it is, so that it differs.
+fn is_cut(text: &str, subscriber: &SideColumn) -> Option<String> {
+    let modifier = i64::from(subscriber.modifier);
+    let too_long = |value: &str| match subscriber.type_oid {
+        _ if modifier < 0 => None,
+        oid::VARCHAR | oid::BPCHAR | oid::VARCHAR_ARRAY | oid::BPCHAR_ARRAY => Some(format!(
+            "pg_catalog.char_length(pg_catalog.rtrim({value}, ' ')) > {}",
+            modifier - 4
+        )),
+        oid::BIT | oid::BIT_ARRAY => {
+            Some(format!("pg_catalog.length(({value})::pg_catalog.varbit) <> {modifier}"))
         }
-        oid::BIT => Some(format!("pg_catalog.char_length({text}) <> {}", subscriber.modifier)),
-        oid::VARBIT => Some(format!("pg_catalog.char_length({text}) > {}", subscriber.modifier)),
+        oid::VARBIT | oid::VARBIT_ARRAY => {
+            Some(format!("pg_catalog.length(({value})::pg_catalog.varbit) > {modifier}"))
+        }
         _ => None,
     };
-    match too_long {
-        Some(condition) => {
-            let value =
-                format!("CASE WHEN {condition} THEN {text} ELSE {} END", output_text(&cast));
-            as_text(value)
-        }
-        None => as_text(output_text(&cast)),
+    if !subscriber.is_array {
+        return too_long(text);
     }
+    let elements = format!("pg_catalog.unnest(({text})::pg_catalog.text[]) AS e (element)");
+    Some(format!("EXISTS (SELECT FROM {elements} WHERE {})", too_long("e.element")?))
 }
 
 /// Whether a value needs no conversion: both types have the same name, and the subscriber's modifier
@@ -420,6 +429,9 @@ pub(super) mod tests {
         let short = column(oid::VARCHAR, "character varying(3)", 7);
         let value = compared(&text, &short).publisher.hashed;
         assert!(value.contains("pg_catalog.char_length") && value.contains("> 3"), "{value}");
+        let array = column(oid::VARCHAR_ARRAY, "character varying(3)[]", 7);
+        let value = compared(&text, &SideColumn { is_array: true, ..array }).publisher.hashed;
+        assert!(value.contains("e.element, ' ')) > 3"), "{value}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod found;
 mod meanwhile;
 mod not_valid;
 mod nulls;
+mod other_types;
 mod progress;
 mod running;
 mod stale;
