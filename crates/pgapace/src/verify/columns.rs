@@ -265,6 +265,12 @@ fn is_cut(text: &str, subscriber: &SideColumn) -> Option<String> {
     Some(format!("EXISTS (SELECT FROM {elements} WHERE {})", too_long("e.element")?))
 }
 
+/// Whether values name objects of the database, which have other oids on the other server, or are missing there.
+fn names_objects(column: &SideColumn) -> bool {
+    let name = column.bare_name.trim_start_matches('_');
+    column.built_in() && (name.starts_with("reg") || name == "aclitem")
+}
+
 /// Whether a value needs no conversion: both types have the same name, and the subscriber's modifier
 /// changes nothing. Types of extensions may be in different schemas.
 fn same_type(publisher: &SideColumn, subscriber: &SideColumn) -> bool {
@@ -343,6 +349,12 @@ pub(crate) fn compare(
     // The output of an enum is its label. Strings of extensions (citext) are stored as they are.
     if subscriber.kind == 'e' || subscriber.of_extension() && subscriber.category == 'S' {
         return compared(HashedBy::Text, plain(publisher), plain(subscriber));
+    }
+    if names_objects(subscriber) {
+        return Err(format!(
+            "publisher type {}, subscriber type {}, whose values name objects of the subscriber",
+            publisher.type_sql, subscriber.type_sql
+        ));
     }
     if subscriber.record != RecordForm::None {
         by_record_send(publisher, subscriber)?;
@@ -432,6 +444,14 @@ pub(super) mod tests {
         let array = column(oid::VARCHAR_ARRAY, "character varying(3)[]", 7);
         let value = compared(&text, &SideColumn { is_array: true, ..array }).publisher.hashed;
         assert!(value.contains("e.element, ' ')) > 3"), "{value}");
+    }
+
+    #[test]
+    fn names_of_objects_cannot_be_compared_with_other_types() {
+        let class = column(2205, "regclass", -1);
+        let refused = compare(&column(oid::OID, "oid", -1), &class, |_| true, &Reading::default());
+        assert!(refused.unwrap_err().contains("name objects"));
+        assert!(compared(&class, &class).publisher.own, "the same names on both sides");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Columns whose type on the subscriber is another one.
 
-use super::{BOTH_WAYS, differences, verify};
+use super::{BOTH_WAYS, differences, expect_equal, verify};
 use crate::support::on_versions;
 
 /// An explicit cast cuts such values, and replication refuses them.
@@ -40,5 +40,28 @@ fn values_that_were_cut_are_different() {
         let result = verify(&case, 18, &[]);
         let found = |number| format!("t{number}|different|{{\"id\": \"1\"}}|{{v}}|1");
         assert_eq!(differences(&case), Vec::from_iter((0..sides.len()).map(found)), "{result:#}");
+    });
+}
+
+/// The publisher may lack such an object, and its oid is another one there.
+#[test]
+fn names_of_objects_are_left_out() {
+    on_versions(&BOTH_WAYS, |case| {
+        case.publisher.sql(
+            "CREATE TABLE a (id int PRIMARY KEY, v oid, w text, x oid[]); INSERT INTO a VALUES (1, 1259, 'public.mine', '{1259}')",
+        );
+        case.subscriber.sql(
+            "CREATE TABLE mine (); CREATE TABLE a (id int PRIMARY KEY, v regclass, w regtype, x regclass[])",
+        );
+        case.both("CREATE TABLE z (id int PRIMARY KEY)");
+        case.publisher.sql("INSERT INTO z VALUES (1)");
+        case.publish("FOR TABLE a, z");
+        case.run_until_current();
+        case.tool.finish("verify", &[]).expect(6, &["public.a.v", "public.a.w", "public.a.x"]);
+        let except = ["--except-column", "a.v", "--except-column", "a.w", "--except-column", "a.x"];
+        expect_equal(&case, &["a", "z"], &except);
+        case.subscriber.sql("DELETE FROM z");
+        verify(&case, 18, &[]);
+        assert_eq!(differences(&case), ["z|missing|{\"id\": \"1\"}|∅|1"]);
     });
 }
