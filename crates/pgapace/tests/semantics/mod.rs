@@ -5,6 +5,7 @@ mod added_tables;
 mod administered;
 mod coercion;
 mod column_lists;
+mod created_anew;
 mod encodings;
 mod equal_keys;
 mod equal_rows;

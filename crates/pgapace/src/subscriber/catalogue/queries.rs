@@ -445,6 +445,12 @@ WHERE i.indisunique AND i.indimmediate AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
 ORDER BY w.ord, i.indisprimary DESC, i.indexrelid, k.ord";
 
+/// Those of these tables (`$1`) that do not exist any more.
+pub(super) const DROPPED_SQL: &str = "\
+SELECT w.oid FROM pg_catalog.unnest($1::pg_catalog.oid[]) AS w (oid)
+CROSS JOIN LATERAL (SELECT pg_catalog.count(*) AS found FROM pg_catalog.pg_class c WHERE c.oid = w.oid) c
+WHERE c.found = 0";
+
 /// Reads the leaf partitions of partitioned tables (`$1`), and the key columns of each leaf.
 pub(super) const LEAVES_SQL: &str = concat!(
     "\

@@ -5,13 +5,14 @@ use rustc_hash::FxHashMap;
 use wire::{Param, PreparedStatement, Row, Rows, Session, quote_ident};
 
 use super::queries::{
-    COLUMNS_SQL, DECLARED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL, TYPES_SQL,
+    COLUMNS_SQL, DECLARED_SQL, DROPPED_SQL, FINGERPRINTS_SQL, KEYS_SQL, LEAVES_SQL, TABLES_SQL,
+    TYPES_SQL,
 };
 use super::{
     Coercion, Column, Equality, Hooks, Identity, Key, KeyColumn, RowType, Table, TextInput,
     VolatileDefault, boolean, field, not_a_table, parse_name_array,
 };
-use crate::error::{Failure, Result};
+use crate::error::{Class, Failure, Result};
 use crate::subscriber::citus::{self, FoundPlacement, Placement, Placements};
 use crate::subscriber::constraints::{self, Constraints};
 use crate::subscriber::elsewhere;
@@ -19,7 +20,7 @@ use crate::subscriber::key_index::Index;
 use crate::subscriber::state::table_name_arrays;
 
 /// Name and text of each prepared statement.
-const STATEMENTS: [(&str, &str); 7] = [
+const STATEMENTS: [(&str, &str); 8] = [
     ("catalogue_tables", TABLES_SQL),
     ("catalogue_columns", COLUMNS_SQL),
     ("catalogue_declared", DECLARED_SQL),
@@ -27,7 +28,11 @@ const STATEMENTS: [(&str, &str); 7] = [
     ("catalogue_keys", KEYS_SQL),
     ("catalogue_leaves", LEAVES_SQL),
     ("catalogue_constraints", constraints::SQL),
+    ("catalogue_dropped", DROPPED_SQL),
 ];
+
+/// How often tables are read of which one is dropped meanwhile.
+const READINGS: usize = 5;
 
 /// Facts from the catalogue about one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,12 +60,18 @@ impl CatalogueReader {
         session: &mut Session,
         names: &[TableName],
     ) -> Result<Vec<FoundTable>> {
-        let read = self.read_prepared(session, names);
-        if read.is_err() {
-            // The server may have some of the statements or none: prepare them again.
-            self.prepared_on = None;
+        for _ in 0..READINGS {
+            let read = self.read_prepared(session, names);
+            if read.is_err() {
+                // The server may have some of the statements or none: prepare them again.
+                self.prepared_on = None;
+            }
+            if let Some(found) = read? {
+                return Ok(found);
+            }
         }
-        read
+        let message = "subscriber tables were dropped each time that they were read";
+        Err(Failure::new(Class::Subscriber, message).transient(true))
     }
 
     /// Reads one table; `None` if no relation has that name.
@@ -69,11 +80,13 @@ impl CatalogueReader {
         found.pop().unwrap_or_else(|| Err(Failure::internal("no table was read")))
     }
 
+    /// Returns `None` if a table was dropped meanwhile: nothing is found of its columns, and another table may have its
+    /// name.
     fn read_prepared(
         &mut self,
         session: &mut Session,
         names: &[TableName],
-    ) -> Result<Vec<FoundTable>> {
+    ) -> Result<Option<Vec<FoundTable>>> {
         if self.prepared_on != Some(session.backend_pid()) {
             for (name, sql) in STATEMENTS {
                 session.queue_close_statement(name);
@@ -99,7 +112,7 @@ impl CatalogueReader {
             }
         }
         if roots.is_empty() {
-            return Ok(found);
+            return Ok(Some(found));
         }
         let oids = roots.iter().map(|(_, row, _)| field(row, 0)).collect::<Result<Vec<u32>>>()?;
         let mut trees =
@@ -112,7 +125,11 @@ impl CatalogueReader {
         queue(session, "catalogue_types", &[&oids])?;
         queue(session, "catalogue_keys", &[&oids])?;
         queue(session, "catalogue_constraints", &[&tree_array])?;
-        let [columns, declared, types, keys, constraints] = run(session)?;
+        queue(session, "catalogue_dropped", &[&oids])?;
+        let [columns, declared, types, keys, constraints, dropped] = run(session)?;
+        if !dropped.is_empty() {
+            return Ok(None);
+        }
         let types = ColumnTypes::read(&declared, &types)?;
         let (columns, keys) =
             (by_place(&columns, 11, roots.len())?, by_place(&keys, 9, roots.len())?);
@@ -138,7 +155,7 @@ impl CatalogueReader {
             found[*place] = Ok(Some(TableFacts { table, constraints }));
         }
         read_leaves(session, &without_key, &mut found)?;
-        Ok(found)
+        Ok(Some(found))
     }
 }
 
