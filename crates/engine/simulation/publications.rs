@@ -66,6 +66,7 @@ impl Publisher {
             filter: None,
             columns: None,
             path: None,
+            above: None,
         }
     }
 

@@ -50,6 +50,24 @@ pub struct Entry {
     /// If the publication includes a table above this one: the transactions (`pg_inherits.xmin`)
     /// that attached each level in between.
     pub path: Option<String>,
+    /// If the publication includes the schema of a table above this one: the name of that table.
+    pub above: Option<Above>,
+}
+
+/// What the row type of a table above another one tells of its name and schema. Earlier versions have not recorded it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Above {
+    /// As [`Relation::named`].
+    pub named: u32,
+    /// As [`Relation::owner`].
+    pub owner: u32,
+}
+
+impl Above {
+    /// Whether it has had the same name since.
+    fn is_still(self, now: Self) -> bool {
+        self.named == now.named || self.owner != now.owner
+    }
 }
 
 /// Identity and name of the table itself.
@@ -124,6 +142,8 @@ pub enum Gap {
     MadeAnew,
     /// The table had another name or schema in between.
     Renamed,
+    /// The same of a partitioned table above it, whose schema is published.
+    RenamedAbove,
     /// The table was detached from the published partitioned table, and attached again.
     Detached,
     /// A partition was attached that may have held rows.
@@ -154,6 +174,7 @@ impl Display for Gap {
             Self::PublishedByMore => "another publication includes it with other rows or columns",
             Self::MadeAnew => "it was dropped and created again, or another table took its name",
             Self::Renamed => "it had another name or schema in between",
+            Self::RenamedAbove => "a table above it had another name or schema in between",
             Self::Detached => "it was detached from its partitioned table",
             Self::PartitionAttached => "a partition was attached that may already have held rows",
             Self::OtherTableInStream => "changes of another table came under its name",
@@ -168,7 +189,13 @@ impl Entry {
         let Self { publication, options, by, filter, columns, path, .. } = self;
         let same = (publication, options, by, filter, columns, path)
             == (&now.publication, &now.options, &now.by, &now.filter, &now.columns, &now.path);
-        same && (self.written == now.written || self.owner != now.owner)
+        same && self.is_below_the_same(now)
+            && (self.written == now.written || self.owner != now.owner)
+    }
+
+    /// Whether the table above it has had the same name since, as far as is known.
+    fn is_below_the_same(&self, now: &Self) -> bool {
+        self.above.zip(now.above).is_none_or(|(old, new)| old.is_still(new))
     }
 
     /// Whether this entry alone publishes every change of the table.
@@ -280,6 +307,8 @@ impl PublishedBy {
             Gap::TakenOut
         } else if new.path != old.path {
             Gap::Detached
+        } else if !old.is_below_the_same(new) {
+            Gap::RenamedAbove
         } else {
             Gap::PublicationAltered
         }
@@ -293,7 +322,7 @@ pub struct Unreadable;
 
 impl Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { publication, written, owner, options, by, filter, columns, path } = self;
+        let Self { publication, written, owner, options, by, filter, columns, path, above } = self;
         let options = if options.is_empty() { "-" } else { options };
         write!(f, "{publication} {written} {owner} {options} ")?;
         match by {
@@ -303,7 +332,11 @@ impl Display for Entry {
         }
         let none = "-";
         let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| none.to_owned());
-        write!(f, " {} {} {}", or_none(filter), or_none(columns), or_none(path))
+        write!(f, " {} {} {} ", or_none(filter), or_none(columns), or_none(path))?;
+        match above {
+            Some(Above { named, owner }) => write!(f, "{named}:{owner}"),
+            None => f.write_str(none),
+        }
     }
 }
 
@@ -312,8 +345,18 @@ impl FromStr for Entry {
 
     fn from_str(text: &str) -> Result<Self, Unreadable> {
         let fields: Vec<_> = text.split(' ').collect();
-        let [publication, written, owner, options, by, filter, columns, path] = fields[..] else {
+        let [publication, written, owner, options, by, filter, columns, path, ref above @ ..] =
+            fields[..]
+        else {
             return Err(Unreadable);
+        };
+        let above = match *above {
+            [] | ["-"] => None,
+            [above] => {
+                let (named, owner) = above.split_once(':').ok_or(Unreadable)?;
+                Some(Above { named: number(named)?, owner: number(owner)? })
+            }
+            _ => return Err(Unreadable),
         };
         let optional = |text: &str| (text != "-").then(|| text.to_owned());
         let by = match by.split_once(':') {
@@ -331,6 +374,7 @@ impl FromStr for Entry {
             filter: optional(filter),
             columns: optional(columns),
             path: optional(path),
+            above,
         })
     }
 }
@@ -408,7 +452,7 @@ impl FromStr for PublishedBy {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attached, By, Entry, Gap, Lsn, PublishedBy, Relation};
+    use super::{Above, Attached, By, Entry, Gap, Lsn, PublishedBy, Relation};
     use proptest::prelude::*;
 
     fn entry(publication: u32, by: By) -> Entry {
@@ -421,6 +465,7 @@ mod tests {
             filter: None,
             columns: None,
             path: None,
+            above: None,
         }
     }
 
@@ -460,6 +505,21 @@ mod tests {
         assert_eq!(with(&[(1, 5, false)]).gap_until(&with(&[(1, 6, false)])), attached);
         let path = |path: &str| Entry { path: Some(path.to_owned()), ..entry(1, By::Table(5)) };
         assert_eq!(gap(&[path("700")], &[path("701")]), Some(Gap::Detached));
+    }
+
+    #[test]
+    fn another_name_of_the_root_is_a_gap_of_a_partition_that_its_schema_publishes() {
+        let below =
+            |named, owner| Entry { above: Some(Above { named, owner }), ..entry(1, By::Schema(5)) };
+        let gap =
+            |old: &Entry, new: &Entry| gap(std::slice::from_ref(old), std::slice::from_ref(new));
+        assert_eq!(gap(&below(7, 10), &below(7, 10)), None);
+        assert_eq!(gap(&below(7, 10), &below(8, 10)), Some(Gap::RenamedAbove));
+        assert_eq!(gap(&below(7, 10), &below(8, 11)), None, "a new owner");
+        // Recorded by an earlier version.
+        let earlier: Entry = below(7, 10).to_string().replace(" 7:10", "").parse().unwrap();
+        assert_eq!(earlier, entry(1, By::Schema(5)));
+        assert_eq!(gap(&earlier, &below(8, 10)), None);
     }
 
     #[test]
@@ -518,8 +578,11 @@ mod tests {
             (0u32..4).prop_map(By::Table)
         ];
         let optional = || proptest::option::of("[a-f0-9,]{1,4}");
-        (0u32..4, 0u32..3, 0u32..2, "[iudt]{0,4}", by, optional(), optional(), optional()).prop_map(
-            |(publication, written, owner, options, by, filter, columns, path)| Entry {
+        let above = (0u32..3, 0u32..2).prop_map(|(named, owner)| Above { named, owner });
+        let above = proptest::option::of(above);
+        let texts = (optional(), optional(), optional());
+        (0u32..4, 0u32..3, 0u32..2, "[iudt]{0,4}", by, texts, above).prop_map(
+            |(publication, written, owner, options, by, (filter, columns, path), above)| Entry {
                 publication,
                 written,
                 owner,
@@ -528,6 +591,7 @@ mod tests {
                 filter,
                 columns,
                 path,
+                above,
             },
         )
     }

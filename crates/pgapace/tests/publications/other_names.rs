@@ -101,3 +101,34 @@ fn a_partition_whose_root_was_in_a_published_schema_for_a_moment_is_stale() {
         expect_stale(&case, process);
     });
 }
+
+#[test]
+fn a_partition_whose_root_left_a_published_schema_for_a_moment_is_stale() {
+    on_versions(&[(15, 15), (18, 18)], |mut case| {
+        case.both(
+            "CREATE SCHEMA x; CREATE SCHEMA o; CREATE TABLE root (id int PRIMARY KEY, v int) PARTITION BY RANGE (id); \
+             CREATE TABLE o.leaf PARTITION OF root DEFAULT",
+        );
+        case.publish("FOR TABLES IN SCHEMA public");
+        case.tool.args = ["--refresh-interval", "2s"].map(str::to_owned).to_vec();
+        case.run_until_current();
+        let process = case.start();
+        // That hides nothing of what follows it, and is no gap.
+        case.publisher.sql("ALTER TABLE root OWNER TO pg_monitor");
+        let looked = "SELECT published_lsn >= '{end}' FROM pgapace.subscription";
+        let end = case.publisher.value("SELECT pg_current_wal_lsn()");
+        let looked = looked.replace("{end}", &end);
+        must(wait_until(PATIENCE, "a look", || Ok(case.subscriber.value(&looked) == "t")));
+        assert_eq!(state(&case, "leaf"), "ready false");
+        one_by_one(
+            &case,
+            "ALTER TABLE root SET SCHEMA x; INSERT INTO o.leaf VALUES (1, 0); ALTER TABLE x.root SET SCHEMA public",
+        );
+        let blocked = || Ok(state(&case, "leaf") == "blocked true");
+        must(wait_until(PATIENCE, "the partition to be blocked", blocked));
+        case.stop(process);
+        case.tool.finish("resync", &["o.leaf"]).expect(0, &[]);
+        case.run_until_current();
+        case.expect_equal(&["o.leaf"]);
+    });
+}

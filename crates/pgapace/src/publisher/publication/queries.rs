@@ -190,14 +190,16 @@ const NO_PARTITIONS_OF_LISTED: &str = " AND NOT (c.relispartition AND EXISTS ( \
     WHERE a.relid <> c.oid AND a.relid IN (SELECT l.relid FROM listed l)))";
 
 /// SQL for the catalogue rows that publish each of these tables. A partition is published with the
-/// tables above it. Columns that do not exist in this version are NULL.
+/// tables above it; of one above it that is published by its schema, the row type is told. Columns that do not exist in
+/// this version are NULL.
 pub(super) fn entries(major: u32, names: &str, oids: &str) -> String {
     // PostgreSQL 14 cannot publish schemas.
     let schemas = if major >= 15 {
         "UNION ALL \
-         SELECT p.*, 'schema:' || n.oid, NULL, NULL, c.oid \
+         SELECT p.*, 'schema:' || n.oid, NULL, NULL, c.oid, pg_catalog.concat_ws(':', y.xmin, y.typowner) \
          FROM publication p JOIN pg_catalog.pg_publication_namespace n ON n.pnpubid = p.oid \
          JOIN pg_catalog.pg_class c ON c.relnamespace = n.pnnspid \
+         LEFT JOIN pg_catalog.pg_type y ON y.oid = c.reltype \
          WHERE c.oid IN (SELECT t.above FROM tree t)"
     } else {
         ""
@@ -214,17 +216,18 @@ pub(super) fn entries(major: u32, names: &str, oids: &str) -> String {
              AS u (relid) UNION ALL SELECT t.relid, i.inhparent, pg_catalog.concat_ws(',', t.path, \
              i.xmin) FROM tree t JOIN pg_catalog.pg_class c ON c.oid = t.above AND \
              c.relispartition JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.above ), entry AS ( \
-             SELECT p.*, 'all' AS by, NULL AS filter, NULL AS list, NULL::pg_catalog.oid AS relid \
-             FROM publication p WHERE p.puballtables UNION ALL SELECT p.*, 'table:' || r.oid, \
+             SELECT p.*, 'all' AS by, NULL AS filter, NULL AS list, NULL::pg_catalog.oid AS relid, \
+             NULL::pg_catalog.text AS named FROM publication p WHERE p.puballtables UNION ALL SELECT p.*, 'table:' || r.oid, \
              pg_catalog.md5(pg_catalog.to_jsonb(r) ->> 'prqual'), \
-             pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid FROM \
-             publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid {schemas} ), \
+             pg_catalog.replace(pg_catalog.to_jsonb(r) ->> 'prattrs', ' ', ','), r.prrelid, \
+             NULL FROM publication p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid {schemas} ), \
              published AS ( SELECT t.relid AS published, t.path, e.* FROM tree t JOIN entry e ON \
              e.relid = t.above UNION ALL SELECT t.relid, t.path, e.* FROM tree t CROSS JOIN entry \
              e WHERE e.relid IS NULL AND t.relid = t.above ) SELECT DISTINCT e.published, \
              pg_catalog.concat_ws(' ', e.oid, e.xmin, e.pubowner, CASE e.options WHEN '' THEN '-' \
              ELSE e.options END, e.by, coalesce(e.filter, '-'), coalesce(e.list, '-'), \
-             coalesce(e.path, '-')) FROM published e",
+             coalesce(e.path, '-'), CASE WHEN e.relid <> e.published THEN coalesce(e.named, '-') \
+             ELSE '-' END) FROM published e",
     )
 }
 
