@@ -113,6 +113,8 @@ impl Class {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Offender {
     pub(crate) commit_lsn: Lsn,
+    /// The transaction was to be prepared, and the LSN is that of its PREPARE.
+    pub(crate) is_prepare: bool,
     pub(crate) xid: Xid,
     pub(crate) table: Option<String>,
     /// The table, if it is one.
@@ -124,7 +126,8 @@ pub(crate) struct Offender {
 /// The alternate form has no key.
 impl fmt::Display for Offender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "transaction {} with commit LSN {}", self.xid, self.commit_lsn)?;
+        let lsn = if self.is_prepare { "PREPARE at LSN" } else { "commit LSN" };
+        write!(f, "transaction {} with {lsn} {}", self.xid, self.commit_lsn)?;
         write!(f, ", {}", self.operation)?;
         if let Some(table) = &self.table {
             write!(f, " on {table}")?;

@@ -234,7 +234,7 @@ impl Surroundings for Outside {
         self.forgotten.push(prepared);
     }
 
-    fn skipped(&mut self, _: Lsn, _: Xid) -> Result<(), String> {
+    fn skipped(&mut self, _: Lsn, _: Lsn, _: Xid) -> Result<(), String> {
         Ok(())
     }
 

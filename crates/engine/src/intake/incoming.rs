@@ -419,6 +419,11 @@ impl<P: PreparedTransaction, S: Spool> Incoming<P, S> {
         Ok(due)
     }
 
+    /// Where a transaction was prepared, if it is held.
+    pub(super) fn held_prepare_lsn(&self, xid: Xid) -> Option<Lsn> {
+        self.assembler.held(xid).map(|(prepared, _)| prepared.prepare_lsn)
+    }
+
     /// The relation versions that a transaction changes; none if it is not held.
     pub(super) fn held_relations(&self, xid: Xid) -> &[Arc<RemoteRelation>] {
         self.assembler.held(xid).map_or(&[], |(_, relations)| relations)

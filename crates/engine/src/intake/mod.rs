@@ -149,11 +149,11 @@ pub trait Surroundings {
     /// The note of a transaction that is not prepared on the subscriber is not needed any more.
     fn forget_prepared(&mut self, prepared: Self::Prepared);
 
-    /// A transaction is skipped because the user wants that.
+    /// A transaction is skipped because the user wants that. `request`: its commit LSN, or that of its PREPARE.
     ///
     /// # Errors
     /// When the subscriber cannot note that.
-    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) -> Result<(), Self::Error>;
+    fn skipped(&mut self, request: Lsn, commit_lsn: Lsn, xid: Xid) -> Result<(), Self::Error>;
 
     /// The stream has passed the commit LSN of the transaction that the user wants to skip, and had none.
     ///
@@ -322,6 +322,9 @@ impl<E: Surroundings> Intake<E> {
         }
         if let Message::CommitPrepared(commit) = message {
             self.note_left_out(commit.xid, env)?;
+            if let Some(prepare_lsn) = self.incoming.held_prepare_lsn(commit.xid) {
+                self.skip_request.commits(prepare_lsn, commit.commit_lsn);
+            }
         }
         if let Some(absent) = self.incoming.take_absent(message) {
             env.forget_prepared(absent);
@@ -416,14 +419,14 @@ impl<E: Surroundings> Intake<E> {
     fn take_part(&mut self, part: TransactionPart, env: &mut E) -> IntakeResult<(), E> {
         let (commit_lsn, end) = (part.head.commit_lsn, part.end_lsn);
         self.pass_applied(commit_lsn, env);
-        let skipped = self.settings.skip == Some(commit_lsn);
+        let skipped = self.skip_request.of(commit_lsn);
         if self.closing.is_none() {
             self.deferred.received(commit_lsn);
         }
         self.passed(end.unwrap_or(commit_lsn))?;
         if already_applied(commit_lsn, self.resumed_at) {
             // A table that catches up may lack it.
-            return if skipped { Ok(()) } else { self.defer(&part) };
+            return if skipped.is_some() { Ok(()) } else { self.defer(&part) };
         }
         // The next run looks at the publications before it applies anything.
         let replaced = part.relations().iter().any(|relation| env.is_another(relation, commit_lsn));
@@ -444,7 +447,7 @@ impl<E: Surroundings> Intake<E> {
             }
         }
         let tables = self.tables(&part, skipped, env)?;
-        if !skipped {
+        if skipped.is_none() {
             self.defer(&part)?;
         }
         let predecessor = self.progress.last_dispatched();
@@ -492,14 +495,14 @@ impl<E: Surroundings> Intake<E> {
     fn tables(
         &mut self,
         part: &TransactionPart,
-        skipped: bool,
+        skipped: Option<Lsn>,
         env: &mut E,
     ) -> IntakeResult<Vec<Option<Arc<E::Table>>>, E> {
         let commit_lsn = part.head.commit_lsn;
         let mut tables = Vec::with_capacity(part.relations().len());
-        if skipped {
+        if let Some(request) = skipped {
             if part.end_lsn.is_some() {
-                env.skipped(commit_lsn, part.head.xid).map_err(IntakeError::Outside)?;
+                env.skipped(request, commit_lsn, part.head.xid).map_err(IntakeError::Outside)?;
             }
             tables.resize_with(part.relations().len(), || None);
             return Ok(tables);

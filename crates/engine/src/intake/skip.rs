@@ -17,8 +17,16 @@ pub struct MissedSkip {
 }
 
 /// Follows the stream until it has passed the requested commit LSN.
+///
+/// The request may name the PREPARE of a transaction, which is the LSN of an error there. If such a transaction is applied
+/// at its COMMIT PREPARED instead, that is the commit LSN to skip.
 #[derive(Debug)]
 pub(super) struct SkipRequest {
+    /// As the user gave it.
+    requested: Option<Lsn>,
+    /// The commit LSN of the transaction to skip.
+    commit_lsn: Option<Lsn>,
+    /// The request, until the stream has passed it.
     lsn: Option<Lsn>,
     before: Option<Committed>,
 }
@@ -26,7 +34,19 @@ pub(super) struct SkipRequest {
 impl SkipRequest {
     /// `before`: the last transaction that is applied.
     pub(super) fn new(lsn: Option<Lsn>, before: Option<Committed>) -> Self {
-        Self { lsn, before }
+        Self { requested: lsn, commit_lsn: lsn, lsn, before }
+    }
+
+    /// The request, if it is of the transaction with this commit LSN.
+    pub(super) fn of(&self, commit_lsn: Lsn) -> Option<Lsn> {
+        self.requested.filter(|_| self.commit_lsn == Some(commit_lsn))
+    }
+
+    /// A transaction that was prepared commits.
+    pub(super) fn commits(&mut self, prepare_lsn: Lsn, commit_lsn: Lsn) {
+        if self.requested == Some(prepare_lsn) {
+            self.commit_lsn = Some(commit_lsn);
+        }
     }
 
     /// The stream has this transaction. Returns the request if its own would have come earlier.
@@ -73,6 +93,16 @@ mod tests {
         assert_eq!(request.saw(Lsn(20), Xid(3)), None);
         assert_eq!(request.saw(Lsn(30), Xid(4)), None);
         assert_eq!(request.passed(Lsn(40)), None);
+    }
+
+    #[test]
+    fn a_request_for_a_prepare_is_for_the_transaction_at_its_commit() {
+        let mut request = request();
+        assert_eq!(request.of(Lsn(20)), Some(Lsn(20)));
+        request.commits(Lsn(15), Lsn(25));
+        assert_eq!(request.of(Lsn(25)), None);
+        request.commits(Lsn(20), Lsn(30));
+        assert_eq!((request.of(Lsn(20)), request.of(Lsn(30))), (None, Some(Lsn(20))));
     }
 
     #[test]

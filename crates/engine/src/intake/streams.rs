@@ -51,7 +51,7 @@ impl<E: Surroundings> Intake<E> {
         let head = self.incoming.committed_head().map(|(head, _)| head);
         let usual = head.is_some_and(|head| head.xid == xid)
             && self.closing.is_none()
-            && self.settings.skip != Some(commit_lsn)
+            && self.skip_request.of(commit_lsn).is_none()
             && !is_beyond(env.goal(), commit_lsn);
         if !usual {
             self.streams.forget(xid);

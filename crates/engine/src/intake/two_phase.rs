@@ -35,12 +35,12 @@ impl<E: Surroundings> Intake<E> {
         if !part.is_idle() {
             self.history = Some(HistoryMark::of(part.head.ends_at(end)));
         }
-        let step = match step {
-            TwoPhase::Commit(here) if self.settings.skip == Some(lsn) => {
-                env.skipped(lsn, here.xid()).map_err(IntakeError::Outside)?;
+        let step = match (step, self.skip_request.of(lsn)) {
+            (TwoPhase::Commit(here), Some(request)) => {
+                env.skipped(request, lsn, here.xid()).map_err(IntakeError::Outside)?;
                 TwoPhase::Rollback(here)
             }
-            step => step,
+            (step, _) => step,
         };
         self.end_left_out(&part, &step, end)?;
         self.progress.dispatched(end);
@@ -98,9 +98,13 @@ impl<E: Surroundings> Intake<E> {
     ) -> IntakeResult<(), E> {
         // If it commits, it does so after everything that was received.
         let later = self.progress.positions().write;
-        let skipped = self.settings.skip == Some(part.head.commit_lsn);
-        if skipped && part.end_lsn.is_some() {
-            env.skipped(part.head.commit_lsn, here.xid()).map_err(IntakeError::Outside)?;
+        let request = self.skip_request.of(part.head.commit_lsn);
+        let skipped = request.is_some();
+        if let Some(request) = request
+            && part.end_lsn.is_some()
+        {
+            let lsn = part.head.commit_lsn;
+            env.skipped(request, lsn, here.xid()).map_err(IntakeError::Outside)?;
         }
         let mut tables = Vec::with_capacity(part.relations().len());
         for index in 0..part.relations().len() {

@@ -2,6 +2,7 @@
 
 use engine::relation::RemoteRelation;
 use engine::transaction::{Touched, TransactionPart};
+use engine::work::TwoPhase;
 use pgoutput::{Column, Lsn, Message};
 
 use crate::apply::readable;
@@ -13,6 +14,7 @@ use crate::subscriber::mapping::TableMap;
 pub(crate) fn unknown_offender() -> Offender {
     Offender {
         commit_lsn: Lsn::INVALID,
+        is_prepare: false,
         xid: pgoutput::Xid(0),
         table: None,
         relation: None,
@@ -63,10 +65,12 @@ fn operation(message: &Message<'_>) -> &'static str {
 /// Names change `index` of `work`, or its transaction.
 pub(crate) fn offender(work: &Work, index: Option<usize>) -> Offender {
     let head = work.part.head;
+    let is_prepare = matches!(work.two_phase, Some(TwoPhase::Prepare(_)));
     let mut offender = Offender {
         commit_lsn: head.commit_lsn,
+        is_prepare,
         xid: head.xid,
-        operation: "commit",
+        operation: if is_prepare { "PREPARE" } else { "commit" },
         ..unknown_offender()
     };
     let Some(index) = index else { return offender };

@@ -218,7 +218,7 @@ Example:
   pgapace whatif shop.recording --subscriber postgresql://clone/shop \
                  --measured one.json --measured two.json --workers 1,4,16,64 --round-trip 20ms"#;
 
-const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand. A commit LSN is not the position behind the COMMIT: if no transaction has it, the next run clears the request with a warning (skip_request_cleared).
+const SKIP_HELP: &str = r#"It needs --subscriber and --name. pgapace applies nothing of the transaction and does not keep its changes: make them by hand. A commit LSN is not the position behind the COMMIT: if no transaction has it, the next run clears the request with a warning (skip_request_cleared). An error at a PREPARE has its LSN instead: the transaction is skipped whether it comes as prepared or with its COMMIT PREPARED.
 
 Example:
   pgapace skip --subscriber postgresql://b/shop --name shop --lsn 16/B374D848"#;

@@ -13,7 +13,7 @@ pub(crate) struct SkipArgs {
     #[command(flatten)]
     selection: Selection,
 
-    /// Commit LSN of the transaction, as in the error message; none cancels an earlier request
+    /// Commit LSN of the transaction, or the LSN of its PREPARE, as in the error message; none cancels an earlier request
     #[arg(long, value_name = "LSN|none", value_parser = parse)]
     lsn: Skip,
 }
@@ -35,16 +35,16 @@ pub(crate) fn run(args: &SkipArgs) -> Result<()> {
     let Skip(lsn) = args.lsn;
     if let Some(lsn) = lsn
         && let Some(applied) = progress::read(&mut control, row.id)?
-        && lsn < applied.through
+        && lsn < applied.with_held(applied.through)
     {
         return Err(Failure::new(
             Class::Config,
             format!(
-                "the transaction with commit LSN {lsn} cannot be skipped: {} is applied",
+                "the transaction with LSN {lsn} cannot be skipped: {} is applied",
                 applied.through
             ),
         )
-        .hint("The error message and pgapace status have the commit LSN of the one that failed."));
+        .hint("The error message and pgapace status have the LSN of the one that failed."));
     }
     state::set_skip(&mut control, row.id, lsn)?;
     if let Some(lsn) = lsn
@@ -52,13 +52,13 @@ pub(crate) fn run(args: &SkipArgs) -> Result<()> {
         && failed != lsn
     {
         output::remark(&format!(
-            "pgapace: warning: the last error of subscription {} is of another transaction, with commit LSN {failed}",
+            "pgapace: warning: the last error of subscription {} is of another transaction, with LSN {failed}",
             row.name
         ));
     }
     output::line(&match lsn {
         Some(lsn) => format!(
-            "subscription {} skips the transaction with commit LSN {lsn} after its next start",
+            "subscription {} skips the transaction with LSN {lsn} after its next start",
             row.name
         ),
         None => format!("subscription {} skips nothing", row.name),

@@ -117,6 +117,7 @@ mod tests {
         let relation = Some(TableName { schema: "public".to_owned(), name: "orders".to_owned() });
         let offender = Offender {
             commit_lsn: Lsn(1),
+            is_prepare: false,
             xid: Xid(1),
             table: None,
             relation,

@@ -125,6 +125,7 @@ mod tests {
     fn undefined_column(commit_lsn: Lsn) -> Failure {
         let offender = Offender {
             commit_lsn,
+            is_prepare: false,
             xid: Xid(1),
             table: None,
             relation: None,

@@ -105,6 +105,7 @@ mod tests {
     fn only_a_change_that_stays_refused_is_looked_at() {
         let offender = Some(Box::new(Offender {
             commit_lsn: Lsn(1),
+            is_prepare: false,
             xid: Xid(1),
             table: None,
             relation: None,

@@ -280,7 +280,7 @@ impl Supervisor<'_> {
         });
         ResumedRun {
             settings: IntakeSettings {
-                skip: row.pending_skip(Some(needed_from)),
+                skip: row.pending_skip(Some(applied.with_held(needed_from))),
                 outstanding: Pacing::MEASURED.outstanding,
                 stream_limits: PartLimits {
                     bytes: (self.config.memory_limit / 32).min(parts.bytes),

@@ -168,7 +168,7 @@ impl Supervisor<'_> {
         })?;
         let lacking = |tables: &[CatchUp]| tables.iter().map(|table| table.through).min();
         let needed_from = lacking(&catching_up).map_or(applied.through, |t| t.min(applied.through));
-        forget_passed_skip(control, row, needed_from)?;
+        forget_passed_skip(control, row, applied.with_held(needed_from))?;
         let followed = progress::followed_beyond(&beyond, &applied)?;
         let (checked, chosen) = ask_both(
             "checking the history",

@@ -10,6 +10,7 @@ mod left_out;
 mod places;
 mod restored;
 mod row_filters;
+mod skipped;
 mod synchronous;
 mod undecodable;
 

@@ -21,7 +21,7 @@ use crate::apply::pool::Pool;
 use crate::apply::spool_memory::AccountedSpool;
 use crate::apply::tables::{OWN_SCHEMA, Tables};
 use crate::apply::work::Work;
-use crate::error::{Class, Failure, Result};
+use crate::error::{Class, Failure, Offender, Result};
 use crate::observe::long_wait::LongWait;
 use crate::observe::stopwatch::{Reason, Stopwatch};
 use crate::publisher::announced::Announced;
@@ -178,7 +178,10 @@ impl intake::Surroundings for Surroundings<'_> {
                 tables.resolve(control, remote, commit_lsn)
             })
         };
-        table.map_err(|failure| failure.of(|| of_relation(part, relation)))
+        // A part that is to be prepared looks at a later position than that of its PREPARE.
+        let is_prepare = part.head.commit_lsn != commit_lsn;
+        let offender = || Offender { is_prepare, ..of_relation(part, relation) };
+        table.map_err(|failure| failure.of(offender))
     }
 
     fn may_be_prepared(&mut self, relations: &[Arc<RemoteRelation>], lsn: Lsn) -> Result<bool> {
@@ -224,8 +227,8 @@ impl intake::Surroundings for Surroundings<'_> {
         self.durability.bookkeep(BookkeepingJob::Forget(prepared));
     }
 
-    fn skipped(&mut self, commit_lsn: Lsn, xid: Xid) -> Result<()> {
-        state::skip_found(&mut self.control, self.names.subscription, commit_lsn)?;
+    fn skipped(&mut self, request: Lsn, commit_lsn: Lsn, xid: Xid) -> Result<()> {
+        state::skip_found(&mut self.control, self.names.subscription, request)?;
         tracing::warn!(
             event = "transaction_skipped",
             lsn = %commit_lsn,

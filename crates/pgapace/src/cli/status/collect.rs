@@ -273,6 +273,7 @@ fn of(
     let run = owner.as_ref().map(|owner| owner.age.unwrap_or(STALE));
     let (figures, figures_age) =
         figures.filter(|(_, age)| run.is_some_and(|run| *age < run.min(STALE))).unzip();
+    let not_ended = stream.as_ref().map(|stream| stream.with_held(stream.through));
     // The progress row is exact; statistics also include positions that were skipped since.
     let applied = recorded.max(statistics.and_then(|s| s.applied).filter(|_| recorded.is_some()));
     let ended = session
@@ -314,7 +315,7 @@ fn of(
         in_recovery: in_recovery(session)?,
         standbys: membership::waiting(session, &row.name)?,
         disabled: texts.of(error_detail::DISABLED, row.disabled.clone()),
-        skip_lsn: text(row.pending_skip(applied)),
+        skip_lsn: text(row.pending_skip(not_ended)),
         epoch: row.epoch,
         slot: row.slot_name.clone(),
         publications: row.publications.clone(),

@@ -142,7 +142,7 @@ fn position_lines(status: &Status, lines: &mut Lines) {
         figure_lines(status, figures, lines);
     }
     if let Some(skip) = &status.skip_lsn {
-        lines.item("skips", &format!("the transaction with commit LSN {skip}"));
+        lines.item("skips", &format!("the transaction with LSN {skip}"));
     }
 }
 

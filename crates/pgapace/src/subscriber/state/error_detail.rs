@@ -96,6 +96,7 @@ mod tests {
     fn the_public_text_quotes_no_row() {
         let offender = || Offender {
             commit_lsn: Lsn(16),
+            is_prepare: false,
             xid: Xid(7),
             table: Some("public.t".to_owned()),
             relation: None,

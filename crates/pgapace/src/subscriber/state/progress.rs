@@ -216,6 +216,11 @@ impl AppliedStream {
         self.beyond.last().map_or(self.through, |last| last.range.through)
     }
 
+    /// This position, or an earlier one where a transaction begins that is held: its PREPARE may come again.
+    pub(crate) fn with_held(&self, position: Lsn) -> Lsn {
+        self.held.iter().copied().min().map_or(position, |held| held.min(position))
+    }
+
     /// The mark of the publisher's history at the last applied transaction.
     pub(crate) fn newest_history(&self) -> Option<HistoryMark> {
         self.beyond.last().map_or(self.history, |last| last.history)
