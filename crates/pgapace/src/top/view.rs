@@ -124,9 +124,13 @@ fn head(frame: &mut Frame<'_>, area: Rect, status: &Status, (index, number): (us
         _ => coloured(Color::Red),
     };
     let several = if number > 1 { format!(" ({}/{number})", index + 1) } else { String::new() };
+    let phase = match status.switched_over {
+        Some(_) => status.state.to_owned(),
+        None => format!("{}, {}", status.phase, status.state),
+    };
     let mut first = vec![
         Span::styled(format!("pgapace {}{several}: ", status.name), Modifier::BOLD),
-        Span::styled(format!("{}, {}", status.phase, status.state), state),
+        Span::styled(phase, state),
     ];
     if let Some(attempt) = status.attempt().filter(|_| status.state == "retrying") {
         first.push(Span::raw(format!(", {attempt}")));

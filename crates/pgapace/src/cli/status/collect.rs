@@ -284,6 +284,9 @@ fn of(
     let slot_is_right = owner.is_some() || switched_over.is_some();
     let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
         look(session, row, source, (stream.as_ref(), applied, statistics), slot_is_right)?;
+    // Everything up to its end is applied. What the publisher writes since is no part of it.
+    let (lag_bytes, lag_unknown) =
+        if switched_over.is_some() { (Some(0), None) } else { (lag_bytes, lag_unknown) };
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);
     let lag_seconds = lag_seconds(session, row, lag_bytes, known)?;
     let mut figures = figures;

@@ -58,7 +58,10 @@ impl Lines {
 /// The lines of a subscription.
 pub(crate) fn lines(status: &Status) -> Vec<String> {
     let mut lines = Lines::default();
-    lines.put(format!("{}: {}, {}", status.name, status.phase, running(status)));
+    lines.put(match status.switched_over {
+        Some(_) => format!("{}: switched over", status.name),
+        None => format!("{}: {}, {}", status.name, status.phase, running(status)),
+    });
     setting_lines(status, &mut lines);
     position_lines(status, &mut lines);
     counter_lines(status, &mut lines);
@@ -72,7 +75,6 @@ pub(crate) fn lines(status: &Status) -> Vec<String> {
 /// Whether the subscription runs, and where.
 fn running(status: &Status) -> String {
     match &status.owner {
-        _ if status.switched_over.is_some() => "switched over".to_owned(),
         _ if status.state == "retrying" => {
             let attempt = status.attempt().unwrap_or_else(|| "next try now".to_owned());
             format!("retrying after an error ({attempt})")

@@ -103,6 +103,9 @@ pub(super) fn slot_line(status: &Status) -> String {
 }
 
 pub(super) fn lag_line(status: &Status) -> String {
+    if status.switched_over.is_some() {
+        return "none: everything up to its end is applied".to_owned();
+    }
     // The process saw it a moment ago.
     let committed = status.figures.as_ref().and_then(|figures| figures.stage("committed"));
     if status.lag_bytes.is_none()
