@@ -9,6 +9,7 @@ use crate::native::subscription::{Wanted, find};
 use crate::publisher::session::Publisher;
 use crate::publisher::slot::{self, Slot};
 use crate::publisher::slot_to_drop;
+use crate::publisher::watch;
 use crate::subscriber::origin;
 use crate::subscriber::session::Subscriber;
 use crate::subscriber::state::adoption;
@@ -166,7 +167,7 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
     if args.keep_slot {
         check_not_adopted(&mut control, &row.name)?;
     }
-    let mut fate = SlotFate::Left;
+    let (mut fate, mut awaits) = (SlotFate::Left, None);
     if row.owns_slot && !args.keep_slot {
         let info = site.publisher.ok_or_else(|| {
             Failure::new(Class::Config, "--publisher is not given").hint(
@@ -180,6 +181,9 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
                 "If the publisher is gone for good, pass --keep-slot to drop the rest without it.",
             )
         })?;
+        // The connection string may name the sessions otherwise.
+        let awaited = watch::standby_name(&source, &row.name);
+        awaits = watch::needs(&mut source, &awaited)?.then_some(awaited);
         let patience = site.busy_timeout;
         let (_, found) = slot_to_drop::find(&mut source, &row, OTHER_SYSTEM, patience, &|| false)?;
         fate = match found {
@@ -203,5 +207,13 @@ pub(crate) fn run(args: &DropArgs) -> Result<()> {
         SlotFate::Absent => format!("replication slot {slot} did not exist on the publisher"),
         SlotFate::Left => format!("replication slot {slot} was left as it is"),
     });
+    if let Some(name) = awaits {
+        output::remark(&format!(
+            "pgapace: warning: commits on the publisher wait for ever: synchronous_standby_names names {}, and too few \
+             other standbys answer. Take the name out there: ALTER SYSTEM SET synchronous_standby_names = …; SELECT \
+             pg_reload_conf();",
+            quote_ident(&name)
+        ));
+    }
     Ok(())
 }

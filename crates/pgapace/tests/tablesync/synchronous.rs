@@ -56,6 +56,23 @@ fn check_warns(site: &Site, reason: &str) {
     );
 }
 
+#[test]
+fn drop_warns_of_commits_that_wait_for_the_subscription() -> Result<()> {
+    let mut site = Site::start(&[], &[])?;
+    site.publish_tables("CREATE TABLE t (id int PRIMARY KEY)")?;
+    for name in ["", NAME] {
+        let mut run = site.spawn(&site.program().args(["--until", "current"]))?;
+        expect_exit(&mut run, 0, &[])?;
+        site.publisher.set("synchronous_standby_names", name)?;
+        let dropped = site.tool().finish("drop", &[]);
+        dropped.expect(0, &[]);
+        let warns = dropped.log.contains("ALTER SYSTEM SET synchronous_standby_names");
+        assert_eq!(warns, !name.is_empty(), "{}", dropped.log);
+        site.subscriber.sql(DB, "TRUNCATE t")?;
+    }
+    Ok(())
+}
+
 /// The commit waits for the subscription, and the new slot for the commit.
 #[test]
 fn a_first_start_whose_slot_waits_for_a_synchronous_commit_says_so() -> Result<()> {
