@@ -229,6 +229,7 @@ fn clients_move_over_and_back() {
             clients.wait_for_more();
             let done = switchover(&case.tool, &["--back", "--open", &open]);
             done.expect(0, &[]);
+            assert!(done.stdout.contains(" of the new side)"), "{}", done.stdout);
             clients.wait_for_more();
             expect_there(old, database, &clients.stop());
             turns += 1;

@@ -318,9 +318,10 @@ fn switch(
     // The process that stands aside waits for the end of this session.
     drop(direction);
     let name = &back.name;
+    let side = if args.back { "new side" } else { "old side" };
     output::offer(&match way_back_owner(&reversed, stop) {
         Ok(Some(owner)) => {
-            format!("  the way back, {name}, is applied (backend {} of the old side)", owner.pid)
+            format!("  the way back, {name}, is applied (backend {} of the {side})", owner.pid)
         }
         Ok(None) | Err(_) if stop.requested() => format!(
             "  pgapace status shows whether the way back, {name}, is applied: stopped before it was"
@@ -330,12 +331,12 @@ fn switch(
              if it has ended"
         ),
         Err(failure) => {
-            // The way back calls the old side its subscriber.
+            // The way back calls this side its subscriber.
             let message = failure.message.strip_prefix("subscriber: ").unwrap_or(&failure.message);
-            let side = if failure.is_refused() { "old side refuses a session" } else { "old side" };
+            let refuses = if failure.is_refused() { " refuses a session" } else { "" };
             format!(
-                "  whether the way back, {name}, is applied is not known: the {side}: {message}\n  \
-                 pgapace run applies it when the old side accepts its sessions"
+                "  whether the way back, {name}, is applied is not known: the {side}{refuses}: {message}\n  \
+                 pgapace run applies it when the {side} accepts its sessions"
             )
         }
     });
