@@ -54,8 +54,7 @@ impl Shutdown {
     /// soon after the second signal, because it waits for a server, the process ends with this exit code. It leaves
     /// SIGHUP to others.
     pub(crate) fn on_signals_or_exit(code: u8) -> Result<Self> {
-        let second = "the second signal ends the process; the transaction in hand is rolled back and sent again next \
-                      time";
+        let second = "the second signal ends the process; what was begun is rolled back, and done again next time";
         Self::handle(false, "stopping after the current transaction", Some((code, second)))
     }
 
