@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 
+use wire::quote_ident;
+
 use crate::check;
 use crate::check::report::{Fix, Severity, Side};
 use crate::config::Subscription as Config;
 use crate::error::{Class, Failure};
 use crate::sqlstate;
+use crate::table_name::sql_name;
 
 /// SQLSTATE of a missing privilege.
 const INSUFFICIENT_PRIVILEGE: &str = sqlstate::INSUFFICIENT_PRIVILEGE;
@@ -33,8 +36,10 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
             _ => None,
         })
         .collect();
-    // Without its schema, pgapace comes to nothing else.
-    grants.sort_by_key(|sql| !sql.starts_with(CREATE_SCHEMA));
+    // Without its schema, pgapace comes to nothing else. Then comes what the failure is about.
+    let failing = failing_relation(&failure);
+    let is_of_failure = |sql: &str| failing.as_ref().is_some_and(|name| sql.contains(name));
+    grants.sort_by_key(|sql| (!sql.starts_with(CREATE_SCHEMA), !is_of_failure(sql)));
     // One statement may help several tables.
     let mut seen = HashSet::new();
     grants.retain(|grant| seen.insert(grant.clone()));
@@ -53,6 +58,19 @@ pub(super) fn with_grants(config: &Config, failure: Failure) -> Failure {
         grants.push(format!("-- and {} more: pgapace check", all - SHOWN));
     }
     failure.hint(grants.join("\n       "))
+}
+
+/// The relation that the failure is about, as a statement names it. Messages of other languages do not tell it.
+fn failing_relation(failure: &Failure) -> Option<String> {
+    let table = || failure.offender.as_deref()?.relation.as_ref().map(sql_name);
+    named_relation(failure).or_else(table)
+}
+
+fn named_relation(failure: &Failure) -> Option<String> {
+    let (_, named) = failure.message.split_once("permission denied for ")?;
+    let named = named.rsplit_once(" while ").map_or(named, |(named, _)| named);
+    let (kind, name) = named.split_once(' ')?;
+    ["table", "sequence", "view"].contains(&kind).then(|| quote_ident(name.trim()))
 }
 
 fn grants_something(sql: &str) -> bool {

@@ -126,6 +126,26 @@ fn executing_the_hint_removes_each_error() -> Result<()> {
     Ok(())
 }
 
+/// Of many tables that lack a privilege, the hint shows the one at which the run has failed.
+#[test]
+fn the_statement_for_the_failing_table_is_not_cut_off() -> Result<()> {
+    let case = Case::new(&[])?;
+    let (publisher, subscriber) = (&case.site.publisher, &case.site.subscriber);
+    for (cluster, grant) in [(publisher, READER), (subscriber, WRITER)] {
+        for number in 1..=14 {
+            cluster.sql(DATABASE, &format!("CREATE TABLE app.z{number} (id int PRIMARY KEY)"))?;
+        }
+        let (_, on_tables) = grant.rsplit_once("; ").expect("several statements");
+        cluster.sql(DATABASE, on_tables)?;
+    }
+    assert_eq!(case.run_as_the_hints_say()?, Vec::<String>::new());
+    subscriber.sql(DATABASE, "REVOKE INSERT ON ALL TABLES IN SCHEMA app FROM \"Writer 1\"")?;
+    publisher.sql(DATABASE, "INSERT INTO app.z9 VALUES (1)")?;
+    let first = "HINT:  GRANT INSERT ON TABLE \"app\".\"z9\"";
+    Case::expect(&case.run_as_the_hints_say()?, &[first]);
+    case.expect_equal()
+}
+
 /// `ALTER ROLE … SET role`: the group needs the privileges, not the role that logs in.
 #[test]
 fn hints_name_the_group_under_which_a_role_acts() -> Result<()> {
