@@ -117,6 +117,7 @@ pub(crate) fn check_not_moved(
             false => ".".to_owned(),
         };
         let shop = &row.name;
+        let publications = row.publications.join(",");
         return Err(Failure::new(
             Class::History,
             format!(
@@ -134,8 +135,8 @@ pub(crate) fn check_not_moved(
         .hint(format!(
             "Stop applications, and decide which side is right. First: pgapace drop --keep-slot --name {shop}, and \
              pgapace drop --keep-slot --name {name} with the servers swapped. If the publisher is right: pgapace run \
-             --if-not-empty rebase --name {shop}{open} If this database is right: pgapace run --if-not-empty rebase \
-             --name {name} with the servers swapped and the publication of this database."
+             --if-not-empty rebase --name {shop} --publication {publications}{open} If this database is right: pgapace \
+             run --if-not-empty rebase --name {name} with the servers swapped and the publication of this database."
         )));
     }
     Ok(())

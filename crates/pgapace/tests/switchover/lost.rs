@@ -113,7 +113,9 @@ fn a_new_side_that_was_restored_to_before_the_switchover_loses_no_rows() {
     let (old, database) = (case.publisher.cluster, case.publisher.name.as_str());
     let back = swapped(&case);
     let reset = format!("ALTER DATABASE {database} RESET default_transaction_read_only;");
-    let said = ["has followed this server", "decide which side is right", &back.name, &reset];
+    let right = format!("--if-not-empty rebase --name {} --publication ", case.tool.name);
+    let said =
+        ["has followed this server", "decide which side is right", &back.name, &right, &reset];
     case.run().expect(10, &said);
     case.tool.finish("rebase", &[]).expect(10, &said);
     for action in ["--plan", "--go", "--abort", "--back"] {
