@@ -20,7 +20,8 @@ fn subscribed(case: &mut Case) -> Tool {
     case.publisher.sql("INSERT INTO t SELECT i, '' FROM generate_series(1, 100) i");
     case.publish("FOR TABLE t, x");
     case.publisher.sql("CREATE PUBLICATION second FOR TABLE y");
-    case.tool.args = ["--refresh-interval", "1s"].map(str::to_owned).to_vec();
+    // Another worker could change `t` early, and would keep the test from emptying it.
+    case.tool.args = ["--refresh-interval", "1s", "--workers", "1"].map(str::to_owned).to_vec();
     let (name, publications) = (format!("{}_other", case.tool.name), "second".to_owned());
     let second = Tool { name, publications, ..case.tool.clone() };
     case.run_until_current();
