@@ -54,7 +54,8 @@ pub struct Entry {
     pub above: Option<Above>,
 }
 
-/// What the row type of a table above another one tells of its name and schema. Earlier versions have not recorded it.
+/// The row type of a table above another one, which changes with its name and its schema. Earlier versions have not
+/// recorded it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Above {
     /// As [`Relation::named`].
@@ -118,8 +119,7 @@ pub struct PublishedBy {
 struct Unpublished {
     /// The position of the last reading that found it published.
     since: Lsn,
-    /// The end of WAL after the first reading that did not.
-    /// Earlier versions have not recorded it.
+    /// The end of WAL after the first reading that did not. Earlier versions have not recorded it.
     by: Option<Lsn>,
 }
 

@@ -167,7 +167,7 @@ impl Server {
             }
         };
         let backends: Vec<_> = backends.iter().map(i32::to_string).collect();
-        // What this role may not see is null.
+        // Columns of sessions that this role may not see are NULL.
         let sql = format!(
             "SELECT asked.pid FROM pg_catalog.unnest('{{{}}}'::pg_catalog.int4[]) asked (pid) \
              LEFT JOIN pg_catalog.pg_stat_get_activity(NULL) backend ON backend.pid OPERATOR(pg_catalog.=) asked.pid \

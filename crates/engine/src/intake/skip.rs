@@ -26,7 +26,7 @@ pub(super) struct SkipRequest {
     requested: Option<Lsn>,
     /// The commit LSN of the transaction to skip.
     commit_lsn: Option<Lsn>,
-    /// The request, until the stream has passed it.
+    /// `requested`, until the stream has passed it.
     lsn: Option<Lsn>,
     before: Option<Committed>,
 }

@@ -185,7 +185,7 @@ fn differ(theirs: &Definition, ours: &Definition, reporter: &mut Reporter<'_>) {
         ours.parts.join(", ")
     );
     let finding = reporter.warn("types", message).on(name);
-    // What is only added needs no other type.
+    // ALTER TYPE can add attributes at the end.
     if theirs.kind == 'c'
         && let Some(added @ [_, ..]) = theirs.parts.strip_prefix(&*ours.parts)
     {

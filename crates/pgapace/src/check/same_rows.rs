@@ -24,7 +24,7 @@ Each row would be there twice. A subscription cannot be renamed: keep its name; 
 pgapace run --if-not-empty rebase. A native subscription is taken over with pgapace adopt. Where both are needed, take \
 the table out of a publication, or give both disjoint row filters.";
 
-/// What another subscription does with a table that it no longer publishes.
+/// Why a table that another subscription no longer receives cannot be copied yet.
 const EARLIER: &str =
     "may still apply changes from before the table was removed from its publications";
 

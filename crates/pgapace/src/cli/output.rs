@@ -57,9 +57,8 @@ pub(crate) fn end() {
 /// The first error of standard output, for the exit code.
 static NOT_WRITTEN: OnceLock<io::Error> = OnceLock::new();
 
-/// Whether the verb changes something, and its output only tells of that. Who runs it must not take what is done for
-/// failed, nor learn nothing of it: lines that standard output does not take go to standard error, and the exit code is
-/// that of the work.
+/// Whether the verb changes something, and its output only reports that. If standard output cannot be written, the lines
+/// go to standard error, and the exit code is that of the work: a user must not take finished work for a failure.
 static TELLS_OF_WORK: AtomicBool = AtomicBool::new(false);
 
 /// See [`TELLS_OF_WORK`].

@@ -14,12 +14,9 @@ use crate::subscriber::state::schema;
 /// Enables the native subscription again after a failure.
 pub(super) fn undone(control: &mut Session, failure: Failure, adoption: &Adoption) -> Failure {
     let native = quote_ident(&adoption.native_name);
-    let has_waited = failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
-    let ready = match failure.class {
-        Class::Stopped => after_wait(control),
-        _ if has_waited => after_wait(control),
-        _ => Ok(()),
-    };
+    let has_waited = failure.class == Class::Stopped
+        || failure.sqlstate.as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
+    let ready = if has_waited { after_wait(control) } else { Ok(()) };
     match ready.and_then(|()| undo(control, adoption)) {
         Ok(_) => {
             let detail = failure.detail.clone().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The sequences of the subscriber that take a value of the publisher's.
 //!
-//! What counts is the column: the sequences that it owns there, or that its default uses. A sequence of the same name may
-//! be that of another table, such as one that was renamed and keeps it. So the name alone counts only for a sequence
+//! The same column leads to them: it owns them there, or uses them in its default. A sequence of the same name may belong
+//! to another table, such as one that was renamed and keeps it. So the name alone counts only for a sequence
 //! that belongs to no column there, or to one of the publisher's columns. If the publisher's belongs to no column, as
 //! where a trigger uses it, the name also counts for a sequence of a published table, whose column has none on the
 //! publisher.

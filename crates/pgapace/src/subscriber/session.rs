@@ -189,6 +189,18 @@ impl Subscriber {
         Ok(session)
     }
 
+    /// The session of a thread that uses it again and again; it is opened at the first use.
+    pub(crate) fn session_to_keep<'s>(
+        &self,
+        session: &'s mut Option<Session>,
+        purpose: Purpose,
+    ) -> Result<&'s mut Session> {
+        match session {
+            Some(session) => Ok(session),
+            None => Ok(session.insert(self.connect(purpose)?)),
+        }
+    }
+
     fn open(&self, purpose: Purpose) -> Result<(Session, ServerProperties)> {
         let startup = Startup {
             application_name: Some(application_name(&self.subscription, purpose)),

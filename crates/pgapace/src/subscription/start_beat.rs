@@ -77,7 +77,8 @@ fn run(
         if !beats && !warnings.take() {
             continue;
         }
-        let written = open(&mut session, subscriber).and_then(|session| {
+        let open = subscriber.session_to_keep(&mut session, Purpose::Heartbeat);
+        let written = open.and_then(|session| {
             if beats {
                 heartbeat::beat_before_stream(session, owner)?;
                 work.look_for_standby(session, &warnings.subscription)?;
@@ -90,13 +91,6 @@ fn run(
             session = None;
         }
     }
-}
-
-fn open<'s>(session: &'s mut Option<Session>, subscriber: &Subscriber) -> Result<&'s mut Session> {
-    Ok(match session {
-        Some(session) => session,
-        None => session.insert(subscriber.connect(Purpose::Heartbeat)?),
-    })
 }
 
 /// Warnings and errors of the start. Those that are left are written by the run, or after its failure.

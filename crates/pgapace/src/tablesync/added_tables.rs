@@ -572,7 +572,7 @@ impl<'a> Adder<'a> {
     }
 }
 
-/// What both servers say of a table that is not part of the subscription.
+/// A table that is not part of the subscription, as both servers describe it.
 struct LookedUp {
     /// The end of WAL before it was read: it says nothing about transactions that commit later, or are not visible yet.
     now: Lsn,

@@ -113,7 +113,7 @@ fn a_partition_whose_root_left_a_published_schema_for_a_moment_is_stale() {
         case.tool.args = ["--refresh-interval", "2s"].map(str::to_owned).to_vec();
         case.run_until_current();
         let process = case.start();
-        // That hides nothing of what follows it, and is no gap.
+        // A new owner alone is no gap, and does not hide the one that follows.
         case.publisher.sql("ALTER TABLE root OWNER TO pg_monitor");
         let looked = "SELECT published_lsn >= '{end}' FROM pgapace.subscription";
         let end = case.publisher.value("SELECT pg_current_wal_lsn()");

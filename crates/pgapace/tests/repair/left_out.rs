@@ -48,7 +48,7 @@ fn rows_that_cannot_be_told_apart_are_not_repaired() {
                 assert!(repaired.stdout.contains(&said), "{said}: {}", repaired.stdout);
             }
         }
-        // Which rows these are is known without the column.
+        // The other columns still tell these rows apart, so they are repaired.
         expect_rows(&case, "apart", &["(1,a)", "(2,b)", "(3,b)"]);
         expect_rows(&case, "keyed", &["(1,a,kept)", "(2,b,)", "(3,b,)", "(4,a,)"]);
         expect_rows(&case, "keyless", &["(1,a)", "(2,b)"]);

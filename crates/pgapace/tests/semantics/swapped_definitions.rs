@@ -125,7 +125,7 @@ fn a_column_that_was_added_keeps_its_values() {
     });
 }
 
-/// What the user has just done for a change lets it be applied, without another start.
+/// The user adds the key that a change needs. The running process finds it, and needs no restart.
 #[test]
 fn a_key_that_was_just_added_is_found() {
     on_versions(&BOTH, |case| {

@@ -1,4 +1,4 @@
-//! Which sequence of the subscriber takes a value: that of the same column, not that of the same name.
+//! The sequence of the same column takes the value of the publisher, not the one of the same name.
 
 use super::sequences::{Said, at};
 use crate::support::{Case, VERSIONS, on_versions};

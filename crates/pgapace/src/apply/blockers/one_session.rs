@@ -74,7 +74,7 @@ struct Watch {
     /// The backend of the session that may wait.
     pid: i32,
     id: SubscriptionId,
-    /// Who blocked it at the last look that saw anybody.
+    /// The sessions that blocked it when the thread last saw any.
     seen: Seen,
 }
 
@@ -110,10 +110,7 @@ impl Watch {
     }
 
     fn look(&self, session: &mut Option<Session>, observer: &Subscriber) -> Result<Vec<Blocker>> {
-        let session = match session {
-            Some(session) => session,
-            None => session.insert(observer.connect(Purpose::Look)?),
-        };
+        let session = observer.session_to_keep(session, Purpose::Look)?;
         detection::look(session, self.id, self.pid, observer.has_citus())
     }
 }

@@ -14,7 +14,7 @@ use crate::publisher::publication::{PublishedColumn, PublishedTable};
 use crate::subscriber::catalogue::{Table, field, oid_array};
 use crate::subscriber::state::name_array;
 
-/// What the publisher's catalogue says of a column besides its type.
+/// The declaration of a column on the publisher, without its type.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     not_null: bool,
@@ -38,7 +38,7 @@ pub(super) struct Addition {
     pub(super) sql: String,
     /// Whether rows that exist may get other values than the publisher's.
     pub(super) differs: bool,
-    /// What is left to do, as a sentence.
+    /// A sentence with the steps that the SQL leaves to the user.
     pub(super) left: Option<String>,
 }
 

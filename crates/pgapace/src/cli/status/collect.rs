@@ -223,7 +223,7 @@ impl StatusReader {
     }
 }
 
-/// Whoever may monitor the server may read schema pgapace.
+/// Adds the statement that lets the role read schema pgapace: pg_monitor may.
 fn with_grant(failure: Failure, site: &Site) -> Failure {
     if failure.sqlstate.as_deref() != Some(sqlstate::INSUFFICIENT_PRIVILEGE) {
         return failure;
@@ -284,7 +284,7 @@ fn of(
     let slot_is_right = owner.is_some() || switched_over.is_some();
     let SourceLook { lag_bytes, lag_unknown, slot_state, slot_problem } =
         look(session, row, source, (stream.as_ref(), applied, statistics), slot_is_right)?;
-    // Everything up to its end is applied. What the publisher writes since is no part of it.
+    // A subscription ends with everything applied. WAL that the publisher writes afterwards does not belong to it.
     let (lag_bytes, lag_unknown) =
         if switched_over.is_some() { (Some(0), None) } else { (lag_bytes, lag_unknown) };
     let known = figures.as_ref().and_then(|figures| figures.stage("committed")?.lag_seconds);

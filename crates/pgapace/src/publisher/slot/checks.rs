@@ -83,12 +83,16 @@ pub(crate) fn check_resume(
 }
 
 /// The way out after a gap.
-const REBASE: &str = "pgapace rebase creates a new slot, compares all tables with the publisher's, makes them equal, and \
-    goes on: it deletes what only the subscriber has.";
+macro_rules! rebase {
+    () => {
+        "pgapace rebase creates a new slot, compares all tables with the publisher's, makes them equal, and goes on: it \
+         deletes what only the subscriber has."
+    };
+}
+const REBASE: &str = rebase!();
 
 /// The next step when a slot [`is_lost`].
-pub(crate) const LOST_HINT: &str = "The slot of the subscription is lost. pgapace rebase creates a new slot, compares \
-    all tables with the publisher's, makes them equal, and goes on: it deletes what only the subscriber has.";
+pub(crate) const LOST_HINT: &str = concat!("The slot of the subscription is lost. ", rebase!());
 
 /// Whether nothing can be streamed from the slot any more.
 pub(crate) fn is_lost(slot: Option<&Slot>) -> bool {
